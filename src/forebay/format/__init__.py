@@ -1,0 +1,1 @@
+"""What bytes mean: names, images, records, manifest, messages. Pure: no I/O, no torch."""

@@ -1,0 +1,212 @@
+"""What trainer and agent say to each other over the Unix socket, and where they meet on disk.
+
+Frames are a 4-byte big-endian length and one msgpack message. The bytes of a snapshot and its
+ticket never travel here: they lie in the arena (``format.slot``); a frame only rings the bell.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from forebay.errors import FormatError
+
+PROTOCOL = 1
+MAX_FRAME_BYTES = 4 * 2**20
+
+AGENT_SOCKET = "agent.sock"
+AGENT_LOCK = "agent.lock"
+AGENT_CONFIG = "agent.json"
+AGENT_LOG = "agent.log"
+
+
+class Phase(str, enum.Enum):
+    """Where a node's part of a snapshot is. The last five are final."""
+
+    STAGED = "staged"
+    LOCAL = "local"
+    UPLOADING = "uploading"
+    SEALED = "sealed"
+    COMMITTED = "committed"
+    KEPT_NEAR = "kept_near"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+    ABANDONED = "abandoned"
+
+
+FINAL_PHASES = frozenset(
+    {Phase.COMMITTED, Phase.KEPT_NEAR, Phase.SKIPPED, Phase.FAILED, Phase.ABANDONED}
+)
+
+
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an agent must know before the first trainer speaks; written beside its socket.
+
+    Sizes in bytes, times in seconds. ``drain_bytes_per_s`` None means as fast as the tier takes.
+    """
+
+    run: str
+    local: str | None
+    node: int
+    durable_every: int = 1
+    keep_last: int | None = None
+    keep_every: int | None = None
+    drain_bytes_per_s: float | None = None
+    gather_timeout_s: float = 1800.0
+    linger_s: float = 120.0
+
+
+class Hello(msgspec.Struct, tag="hello", frozen=True, kw_only=True):
+    """A trainer rank introduces itself; ``arenas`` are file names in the job's directory."""
+
+    protocol: int
+    run: str
+    attempt: str
+    rank: int
+    pid: int
+    arenas: tuple[str, ...]
+
+
+class Welcome(msgspec.Struct, tag="welcome", frozen=True, kw_only=True):
+    """The agent accepts; ``pid`` is its own."""
+
+    protocol: int
+    version: str
+    pid: int
+
+
+class Refused(msgspec.Struct, tag="refused", frozen=True, kw_only=True):
+    """The agent does not; ``kind`` is the error's kind."""
+
+    kind: str
+    text: str
+
+
+class Ring(msgspec.Struct, tag="ring", frozen=True, kw_only=True):
+    """A slot of this arena is STAGED: look."""
+
+    arena: str
+
+
+class Skip(msgspec.Struct, tag="skip", frozen=True, kw_only=True):
+    """This rank took no snapshot of the step: no free slot."""
+
+    rank: int
+    step: int
+    attempt: str
+    reason: str
+
+
+class Bye(msgspec.Struct, tag="bye", frozen=True, kw_only=True):
+    """The rank is done; its arenas may go once they are drained."""
+
+    rank: int
+
+
+class AskStatus(msgspec.Struct, tag="ask_status", frozen=True, kw_only=True):
+    """Ask for a StatusReply now."""
+
+
+class AskSettled(msgspec.Struct, tag="ask_settled", frozen=True, kw_only=True):
+    """Ask for a StatusReply once nothing is draining and no commit is under way, or at the deadline."""
+
+    timeout_s: float
+
+
+class Progress(msgspec.Struct, tag="progress", frozen=True, kw_only=True):
+    """A snapshot moved on; sent to every rank of the node. ``detail`` says why when it failed."""
+
+    step: int
+    attempt: str
+    phase: Phase
+    at_s: float
+    detail: str = ""
+    kind: str = ""
+
+
+class SnapshotStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One snapshot on this node: times are Unix seconds, 0 where not reached."""
+
+    step: int
+    attempt: str
+    phase: Phase
+    ranks: tuple[int, ...]
+    missing_ranks: tuple[int, ...]
+    nbytes: int
+    done_bytes: int
+    bytes_per_s: float
+    staged_s: float
+    local_s: float
+    durable_s: float
+    detail: str = ""
+    kind: str = ""
+
+
+class StatusReply(msgspec.Struct, tag="status", frozen=True, kw_only=True):
+    """What the agent is doing; ``settled`` is False when a deadline cut the wait short."""
+
+    pid: int
+    version: str
+    run: str
+    node: int
+    trainers: tuple[int, ...]
+    settled: bool
+    snapshots: list[SnapshotStatus]
+    committed: int
+    failed: int
+    skipped: int
+    last_committed_step: int | None = None
+
+
+Message: TypeAlias = (
+    Hello
+    | Welcome
+    | Refused
+    | Ring
+    | Skip
+    | Bye
+    | AskStatus
+    | AskSettled
+    | Progress
+    | StatusReply
+)
+
+_DECODER = msgspec.msgpack.Decoder(Message)
+
+
+def write_frame(message: Message) -> bytes:
+    """Length and message, ready for the socket."""
+    body = msgspec.msgpack.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise FormatError(f"message: {len(body)} bytes, limit {MAX_FRAME_BYTES}")
+    return len(body).to_bytes(4, "big") + body
+
+
+def frame_bytes(head: bytes) -> int:
+    """Length of the message after a 4-byte head. Raises FormatError when insane."""
+    length = int.from_bytes(head, "big")
+    if len(head) != 4 or not 0 < length <= MAX_FRAME_BYTES:
+        raise FormatError(f"message: frame of {length} bytes, limit {MAX_FRAME_BYTES}")
+    return length
+
+
+def read_message(body: bytes) -> Message:
+    """Parse one message. Raises FormatError."""
+    try:
+        return _DECODER.decode(body)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise FormatError(f"message: {error}") from None
+
+
+def job_name(run: str, node: int) -> str:
+    """Directory name of a job on a node: two runs never share one, nor two nodes of one run."""
+    return f"{hashlib.sha256(run.encode()).hexdigest()[:16]}-node-{node:05d}"
+
+
+def job_directory(runtime: Path, run: str, node: int) -> Path:
+    """Where the arenas, the socket and the agent's config of a job lie."""
+    return runtime / job_name(run, node)

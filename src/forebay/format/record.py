@@ -1,0 +1,261 @@
+"""The record of one node: what it stored for one checkpoint, written after its shards.
+
+Slices stand in columns, not rows: a committer reads 4.7 million of them. ``names`` and ``shapes``
+are tables that the columns point into. Digests are hexadecimal, 64 characters each, joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+import zstandard
+
+from forebay.errors import FormatError
+from forebay.format import names as object_names
+from forebay.format.digests import block_count
+from forebay.format.slices import Box, Slice, TensorKey, check_slice
+
+RECORD_VERSION = 1
+FEATURES: tuple[str, ...] = ()
+MAX_RECORD_BYTES = 1 << 30
+
+
+class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Entries of a state as ``tree.write_tree`` gives them, with their digest (hex)."""
+
+    digest: str
+    data: bytes
+
+
+class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One rank's image: object key, size, digest of its header, and the rank's trees.
+
+    ``tree`` is the digest of one of the record's ``trees``: what the rank holds in common with
+    others. ``own`` is what it declared per rank. An image without tensors is not stored: then
+    ``key`` is empty and ``nbytes`` 0.
+    """
+
+    rank: int
+    key: str
+    nbytes: int
+    header_bytes: int
+    header_digest: str
+    tree: str
+    own: bytes
+
+
+class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Slices as columns of equal length; see the fields of Stored.
+
+    ``offsets`` and ``sizes`` are flat: as many numbers for a slice as its tensor has dimensions.
+    ``per_rank`` is 1 where the tensor belongs to the rank alone. ``blocks`` joins the block
+    digests of all slices above 64 MiB.
+    """
+
+    rank: list[int]
+    name: list[int]
+    dtype: list[int]
+    shape: list[int]
+    per_rank: list[int]
+    offsets: list[int]
+    sizes: list[int]
+    start: list[int]
+    digest: str
+    blocks: str
+
+
+class Witness(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What one rank saw of a replicated item that it need not have written.
+
+    ``scope`` says what was digested: ``full`` the whole box as staged at this save, ``sample`` the
+    sampled bytes of it, ``start`` the whole box when the attempt began. Equal scope, name and box
+    must have equal digests on every rank.
+    """
+
+    rank: int
+    scope: str
+    name: str
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    digest: str
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """All that one node stored for one step of one attempt."""
+
+    version: int
+    features: list[str]
+    forebay: str
+    run: str
+    step: int
+    attempt: str
+    node: int
+    nodes: int
+    world_size: int
+    written_s: float
+    shards: list[Shard]
+    trees: list[Tree]
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[tuple[int, ...]]
+    slices: Columns
+    witnesses: list[Witness]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A slice where it lies: object key, absolute byte range, digest, block digests."""
+
+    slice: Slice
+    key: str
+    start: int
+    digest: bytes
+    blocks: tuple[bytes, ...]
+    rank: int
+
+    @property
+    def nbytes(self) -> int:
+        """Stored size in bytes."""
+        return self.slice.nbytes
+
+
+class ColumnWriter:
+    """Collects stored slices and builds the tables and columns of a record."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, int] = {}
+        self._dtypes: dict[str, int] = {}
+        self._shapes: dict[tuple[int, ...], int] = {}
+        self._columns: dict[str, list[int]] = {
+            key: [] for key in ("rank", "name", "dtype", "shape", "per_rank")
+        }
+        self._offsets: list[int] = []
+        self._sizes: list[int] = []
+        self._start: list[int] = []
+        self._digest: list[bytes] = []
+        self._blocks: list[bytes] = []
+
+    def add(self, stored: Stored) -> None:
+        """Append one slice."""
+        piece = stored.slice
+        columns = self._columns
+        columns["rank"].append(stored.rank)
+        columns["name"].append(self._names.setdefault(piece.key.fqn, len(self._names)))
+        columns["dtype"].append(self._dtypes.setdefault(piece.dtype, len(self._dtypes)))
+        columns["shape"].append(self._shapes.setdefault(piece.shape, len(self._shapes)))
+        columns["per_rank"].append(int(piece.key.rank is not None))
+        self._offsets.extend(piece.box.offsets)
+        self._sizes.extend(piece.box.sizes)
+        self._start.append(stored.start)
+        self._digest.append(stored.digest)
+        self._blocks.extend(stored.blocks)
+
+    def tables(self) -> tuple[list[str], list[str], list[tuple[int, ...]], Columns]:
+        """``(names, dtypes, shapes, columns)`` for a Record."""
+        columns = Columns(
+            **self._columns,
+            offsets=self._offsets,
+            sizes=self._sizes,
+            start=self._start,
+            digest=b"".join(self._digest).hex(),
+            blocks=b"".join(self._blocks).hex(),
+        )
+        return list(self._names), list(self._dtypes), list(self._shapes), columns
+
+
+def write_record(record: Record) -> bytes:
+    """The record as zstd-compressed JSON."""
+    return zstandard.ZstdCompressor(level=3).compress(msgspec.json.encode(record))
+
+
+def read_record(data: bytes, name: str = "record") -> Record:
+    """Parse and check a record. Raises FormatError naming ``name`` and what is wrong."""
+    try:
+        size = zstandard.frame_content_size(data)
+        if size < 0 or size > MAX_RECORD_BYTES:
+            raise FormatError(f"{name}: claims {size} bytes, limit {MAX_RECORD_BYTES}")
+        text = zstandard.ZstdDecompressor().decompress(data)
+        head = msgspec.json.decode(text, type=_Head)
+        if head.version != RECORD_VERSION:
+            raise FormatError(
+                f"{name}: version {head.version}, this forebay reads {RECORD_VERSION}: upgrade it"
+            )
+        unknown = sorted(set(head.features) - set(FEATURES))
+        if unknown:
+            raise FormatError(f"{name}: needs features this forebay lacks: {unknown}: upgrade it")
+        record = msgspec.json.decode(text, type=Record)
+    except zstandard.ZstdError as error:
+        raise FormatError(f"{name}: not a zstd frame: {error}") from None
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise FormatError(f"{name}: not a record: {error}") from None
+    _check(record, name)
+    return record
+
+
+class _Head(msgspec.Struct):
+    version: int
+    features: list[str] = []
+
+
+def _check(record: Record, name: str) -> None:
+    ranks = [shard.rank for shard in record.shards]
+    if len(set(ranks)) != len(ranks):
+        raise FormatError(f"{name}: a rank has two shards: {sorted(ranks)}")
+    if any(not 0 <= rank < record.world_size for rank in ranks):
+        raise FormatError(f"{name}: ranks {sorted(ranks)} outside world size {record.world_size}")
+    if not 0 <= record.node < record.nodes:
+        raise FormatError(f"{name}: node {record.node} of {record.nodes}")
+    trees = {tree.digest for tree in record.trees}
+    for shard in record.shards:
+        if shard.tree not in trees:
+            raise FormatError(f"{name}: rank {shard.rank} names a tree that is not there")
+        if shard.key:
+            object_names.require_within(shard.key, record.step, record.attempt)
+    for _ in stored_slices(record, name):
+        pass
+
+
+def stored_slices(record: Record, name: str = "record") -> Iterator[Stored]:
+    """Every slice of a record with its place. Raises FormatError for columns that do not fit."""
+    columns = record.slices
+    shards = {shard.rank: shard for shard in record.shards}
+    rows = len(columns.rank)
+    lengths = (columns.name, columns.dtype, columns.shape, columns.per_rank, columns.start)
+    if any(len(column) != rows for column in lengths) or len(columns.digest) != 64 * rows:
+        raise FormatError(f"{name}: columns of different lengths")
+    if any(min(column, default=0) < 0 for column in (*lengths, columns.offsets, columns.sizes)):
+        raise FormatError(f"{name}: a column holds a negative number")
+    try:
+        digests, blocks = bytes.fromhex(columns.digest), bytes.fromhex(columns.blocks)
+    except ValueError:
+        raise FormatError(f"{name}: digests are not hexadecimal") from None
+    at = block_at = 0
+    for row in range(rows):
+        try:
+            rank = columns.rank[row]
+            shard = shards[rank]
+            shape = record.shapes[columns.shape[row]]
+            dims = len(shape)
+            piece = Slice(
+                TensorKey(record.names[columns.name[row]], rank if columns.per_rank[row] else None),
+                record.dtypes[columns.dtype[row]],
+                shape,
+                Box(tuple(columns.offsets[at : at + dims]), tuple(columns.sizes[at : at + dims])),
+            )
+        except (IndexError, KeyError):
+            raise FormatError(f"{name}: slice {row} points outside the record's tables") from None
+        at += dims
+        check_slice(piece)
+        start, nbytes = columns.start[row], piece.nbytes
+        if start < shard.header_bytes or start + nbytes > shard.nbytes or nbytes == 0:
+            raise FormatError(
+                f"{name}: {piece.key} at {start}+{nbytes} lies outside its shard of {shard.nbytes}"
+            )
+        count = block_count(nbytes)
+        mine = tuple(blocks[32 * (block_at + i) : 32 * (block_at + i + 1)] for i in range(count))
+        block_at += count
+        yield Stored(piece, shard.key, start, digests[32 * row : 32 * row + 32], mine, rank)
+    if at != len(columns.offsets) or at != len(columns.sizes) or 32 * block_at != len(blocks):
+        raise FormatError(f"{name}: columns hold more numbers than its slices need")

@@ -1,0 +1,1 @@
+"""Tensor to staged bytes, in the trainer. The pause lives here."""

@@ -1,0 +1,119 @@
+"""The one small exchange at start-up: attempt, chosen step, which replicas are held by whom.
+
+Constant size on every rank, whatever the world size. Never called from a save that was prepared.
+Without torch.distributed it is an exchange with oneself. One of the doors to torch.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from forebay.capture.topology import Topology
+from forebay.errors import UsageError
+from forebay.format.names import check_attempt
+
+BUCKETS = 16_384
+_LIMIT = datetime.timedelta(minutes=10)
+
+
+def group_is_up() -> bool:
+    """True when torch.distributed can carry an exchange."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+class Exchange:
+    """Exchanges over a gloo group of all ranks, made at first use. Collective: all ranks or none."""
+
+    def __init__(self) -> None:
+        self._group: Any = None
+
+    def _over(self) -> Any:  # noqa: ANN401 - a process group has no public type
+        if self._group is None:
+            plain = dist.get_backend() == "gloo"
+            self._group = dist.group.WORLD if plain else dist.new_group(backend="gloo", timeout=_LIMIT)
+        return self._group
+
+    def from_first(self, data: bytes | None) -> bytes:
+        """Rank 0's bytes, on every rank."""
+        if not group_is_up():
+            return data or b""
+        group = self._over()
+        size = torch.tensor([len(data or b"")], dtype=torch.int64)
+        dist.broadcast(size, src=0, group=group)
+        buffer = torch.zeros(max(int(size), 1), dtype=torch.uint8)
+        if data and dist.get_rank() == 0:
+            buffer[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        dist.broadcast(buffer, src=0, group=group)
+        return buffer[: int(size)].numpy().tobytes()
+
+    def agreed_buckets(self, marks: Mapping[int, int]) -> set[int]:
+        """Buckets whose mark is equal on every rank that has one. Alone, only with itself: all."""
+        if not group_is_up():
+            return set()
+        group = self._over()
+        top = 2**62
+        low = torch.full((BUCKETS,), top, dtype=torch.int64)
+        high = torch.full((BUCKETS,), -1, dtype=torch.int64)
+        for bucket, mark in marks.items():
+            low[bucket] = high[bucket] = mark
+        dist.all_reduce(low, op=dist.ReduceOp.MIN, group=group)
+        dist.all_reduce(high, op=dist.ReduceOp.MAX, group=group)
+        return {bucket for bucket in marks if int(low[bucket]) == int(high[bucket])}
+
+    def any_of(self, marks: bytes) -> bytes:
+        """Byte by byte the largest over all ranks, which all give equally many."""
+        if not group_is_up() or not marks:
+            return marks
+        buffer = torch.frombuffer(bytearray(marks), dtype=torch.uint8)
+        dist.all_reduce(buffer, op=dist.ReduceOp.MAX, group=self._over())
+        return buffer.numpy().tobytes()
+
+    def first_failure(self, failure: str | None) -> tuple[int, str] | None:
+        """The failure of the lowest rank that has one, on every rank; None when all went well."""
+        if not group_is_up():
+            return (0, failure) if failure is not None else None
+        group = self._over()
+        rank, world = dist.get_rank(), dist.get_world_size()
+        lowest = torch.tensor([rank if failure is not None else world], dtype=torch.int64)
+        dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=group)
+        source = int(lowest)
+        if source == world:
+            return None
+        text = (failure or "").encode()[:4000].ljust(4000, b"\0") if rank == source else bytes(4000)
+        buffer = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        dist.broadcast(buffer, src=source, group=group)
+        return source, buffer.numpy().tobytes().rstrip(b"\0").decode(errors="replace")
+
+
+def choose_attempt(given: str | None, topology: Topology, exchange: Exchange) -> str:
+    """Name this start of the job, equally on every rank and unlike any other start.
+
+    Taken from ``given`` or ``$FOREBAY_ATTEMPT``; else drawn by rank 0 and broadcast; else, where
+    ranks cannot speak, from the launcher's run id and restart count. Raises UsageError when there
+    is none of these.
+    """
+    stated = given or os.environ.get("FOREBAY_ATTEMPT")
+    if stated:
+        return check_attempt(stated)
+    if topology.world_size == 1 or group_is_up():
+        drawn = time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + "-" + secrets.token_hex(4)
+        return check_attempt(exchange.from_first(drawn.encode()).decode())
+    env = os.environ
+    run, restart = env.get("TORCHELASTIC_RUN_ID"), env.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if run in (None, "", "none"):
+        run, restart = env.get("SLURM_JOB_ID"), env.get("SLURM_RESTART_COUNT", "0")
+    if not run:
+        raise UsageError(
+            f"attempt: {topology.world_size} ranks cannot agree on a name for this start: call "
+            "torch.distributed.init_process_group() first, or set FOREBAY_ATTEMPT on all ranks"
+        )
+    safe = "".join(c if c.isalnum() or c in "_-" else "-" for c in run)[:60]
+    return check_attempt(f"{safe}-r{restart}")

@@ -1,0 +1,268 @@
+"""The trainer's side of an arena: slots of one rank in shared memory, claimed and filled.
+
+An arena is a file of ours in the job's directory, so that a restarted agent finds it by path. The
+rank's lock file, held by a POSIX record lock, tells the living from the dead: the kernel drops it
+with the process, and a forked data loader does not inherit it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import re
+from pathlib import Path
+
+from forebay.errors import BusyError, FullError, UsageError
+from forebay.format.shard import PAGE_BYTES
+from forebay.format.slot import (
+    WORD_BYTES,
+    ArenaHead,
+    SlotState,
+    Words,
+    plan_arena,
+    read_head,
+    read_words,
+)
+
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; Python's mmap names it only from 3.14 on
+_NAME = re.compile(r"rank-(\d{5,})\.(\d+)\.arena")
+_held_here: set[Path] = set()
+
+
+def make_job_directory(directory: Path) -> None:
+    """Create the job's directory and its parent, each for this user alone.
+
+    Raises UsageError when either belongs to somebody else or is open to others.
+    """
+    for path in (directory.parent, directory):
+        path.mkdir(mode=0o700, parents=path is directory.parent, exist_ok=True)
+        found = path.lstat()
+        if found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise UsageError(
+                f"{path}: must belong to uid {os.getuid()} with mode 0700, found uid "
+                f"{found.st_uid}, mode {found.st_mode & 0o777:04o}: remove it or set "
+                "FOREBAY_RUNTIME_DIR to another directory"
+            )
+
+
+class RankLock:
+    """Holds a rank's name in a job for the life of this process."""
+
+    def __init__(self, directory: Path, rank: int, run: str) -> None:
+        self.path = directory / f"rank-{rank:05d}.lock"
+        if self.path in _held_here:
+            raise BusyError(self._busy(run, os.getpid()))
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(self._fd, 32, 0).decode(errors="replace").strip()
+            os.close(self._fd)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise BusyError(self._busy(run, owner or "unknown")) from None
+            raise
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, str(os.getpid()).encode(), 0)
+        _held_here.add(self.path)
+
+    def _busy(self, run: str, pid: object) -> str:
+        return (
+            f"{run}: rank is held by a live process (pid {pid}): "
+            "stop that job, or give this one another run directory"
+        )
+
+    def stands(self) -> bool:
+        """True while the lock's file is still the one found under its name."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), self.path.lstat())
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        """Give the name back. Safe to call twice."""
+        if self.path in _held_here:
+            _held_here.discard(self.path)
+            os.close(self._fd)
+
+
+class Arena:
+    """One arena file, mapped. Owned by the rank that holds its lock; used by one thread at a time."""
+
+    def __init__(self, path: Path, head: ArenaHead, mapping: mmap.mmap) -> None:
+        self.path = path
+        self.head = head
+        self.mapping = mapping
+        self.view = memoryview(mapping)
+
+    def words(self, slot: int) -> Words:
+        """The slot's words as they stand now."""
+        start = self.head.control_start(slot)
+        return read_words(self.view[start : start + WORD_BYTES], self.head, str(self.path))
+
+    def state(self, slot: int) -> SlotState:
+        """Whose the slot is now."""
+        start = self.head.control_start(slot)
+        return SlotState(int.from_bytes(self.view[start : start + 8], "little"))
+
+    def set_state(self, slot: int, state: SlotState) -> None:
+        """Write the state word: one aligned store of eight bytes."""
+        start = self.head.control_start(slot) // 8
+        self.view.cast("Q")[start] = int(state)
+
+    def free_slot(self) -> int | None:
+        """The FREE slot filled longest ago, or None."""
+        free = [s for s in range(self.head.slots) if self.state(s) is SlotState.FREE]
+        return min(free, key=lambda s: self.words(s).fills, default=None)
+
+    def begin(self, slot: int) -> None:
+        """Claim a FREE slot for filling."""
+        self.set_state(slot, SlotState.FILLING)
+
+    def stage(self, slot: int, layout_bytes: int, stamp: bytes) -> None:
+        """Write the stamp behind the layout, then hand the slot over."""
+        start = self.head.control_start(slot)
+        at = start + WORD_BYTES + layout_bytes
+        self.view[at : at + len(stamp)] = stamp
+        fills = self.words(slot).fills + 1
+        words = Words(SlotState.FILLING, fills, layout_bytes, len(stamp))
+        self.view[start : start + len(words.write())] = words.write()
+        self.set_state(slot, SlotState.STAGED)
+
+    def room_for_stamp(self, layout_bytes: int) -> int:
+        """Bytes a stamp may have beside a layout of this size."""
+        return self.head.control_bytes - WORD_BYTES - layout_bytes
+
+    def write_layout(self, slot: int, layout: bytes, header: bytes) -> None:
+        """Prepare a FREE slot: the fixed part of its ticket and the image's header."""
+        start = self.head.control_start(slot)
+        words = Words(SlotState.FILLING, self.words(slot).fills, 0, 0)
+        self.view[start : start + len(words.write())] = words.write()
+        self.view[start + WORD_BYTES : start + WORD_BYTES + len(layout)] = layout
+        image = self.head.image_start(slot)
+        self.view[image : image + len(header)] = header
+        self.set_state(slot, SlotState.FREE)
+
+    def close(self) -> None:
+        """Drop this process's mapping; the file stays. Tensors over it must be gone."""
+        self.view.release()
+        self.mapping.close()
+
+
+def find_arenas(directory: Path, rank: int) -> list[Path]:
+    """A rank's arena files, oldest generation first."""
+    found = []
+    for path in directory.glob(f"rank-{rank:05d}.*.arena"):
+        match = _NAME.fullmatch(path.name)
+        if match is not None:
+            found.append((int(match[2]), path))
+    return [path for _, path in sorted(found)]
+
+
+def open_arena(path: Path) -> Arena:
+    """Map an existing arena. Raises FormatError when it is none."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        size = os.fstat(fd).st_size
+        head = read_head(os.pread(fd, PAGE_BYTES, 0), size, str(path))
+        return Arena(path, head, mmap.mmap(fd, size))
+    finally:
+        os.close(fd)
+
+
+def make_arena(
+    directory: Path, rank: int, *, slots: int, ticket_bytes: int, image_bytes: int, generation: int
+) -> Arena:
+    """Create an arena and touch every page once: a first touch costs several times a warm copy.
+
+    Raises FullError when shared memory has no room; nothing is left behind then.
+    """
+    head = plan_arena(
+        slots=slots, ticket_bytes=ticket_bytes, image_bytes=image_bytes, generation=generation
+    )
+    path = directory / f"rank-{rank:05d}.{generation}.arena"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            os.posix_fallocate(fd, 0, head.total_bytes)
+        except OSError as error:
+            path.unlink()
+            free = os.statvfs(directory)
+            raise FullError(
+                f"{path}: the arena needs {head.total_bytes} bytes of shared memory, "
+                f"{free.f_bavail * free.f_frsize} are free ({error.strerror}): enlarge /dev/shm, "
+                "take fewer slots, or set FOREBAY_RUNTIME_DIR"
+            ) from error
+        mapping = mmap.mmap(fd, head.total_bytes)
+    finally:
+        os.close(fd)
+    try:
+        mapping.madvise(_MADV_POPULATE_WRITE)
+    except OSError:  # an older kernel: touch by hand
+        for at in range(0, head.total_bytes, PAGE_BYTES):
+            mapping[at] = 0
+    mapping[:PAGE_BYTES] = head.write()
+    return Arena(path, head, mapping)
+
+
+def claim_arena(
+    directory: Path, rank: int, *, slots: int, ticket_bytes: int, image_bytes: int
+) -> tuple[Arena, list[Path]]:
+    """An arena of at least this size: one that a dead trainer left, or a new one.
+
+    The caller holds the rank's lock, so a slot found FILLING was never offered: it is FREE again.
+    Also returns the rank's other arena files, which go once nothing in them is staged.
+    """
+    paths = find_arenas(directory, rank)
+    for path in reversed(paths):
+        arena = open_arena(path)
+        head = arena.head
+        if (
+            head.slots == slots
+            and head.control_bytes >= WORD_BYTES + ticket_bytes
+            and head.image_bytes >= image_bytes
+        ):
+            for slot in range(slots):
+                if arena.state(slot) is SlotState.FILLING:
+                    arena.set_state(slot, SlotState.FREE)
+            return arena, [other for other in paths if other != path]
+        arena.close()
+    generation = max((int(_NAME.fullmatch(p.name)[2]) for p in paths), default=-1) + 1  # type: ignore[index]
+    return (
+        make_arena(
+            directory,
+            rank,
+            slots=slots,
+            ticket_bytes=ticket_bytes,
+            image_bytes=image_bytes,
+            generation=generation,
+        ),
+        paths,
+    )
+
+
+def claim_rank(directory: Path, rank: int, run: str) -> RankLock:
+    """Hold a rank's name in the job's directory, which is made if need be.
+
+    An agent that ends may remove the directory between the two steps: then once more.
+    """
+    while True:
+        make_job_directory(directory)
+        try:
+            lock = RankLock(directory, rank, run)
+        except FileNotFoundError:
+            continue
+        if lock.stands():
+            return lock
+        lock.release()
+
+
+def drop_drained(paths: list[Path]) -> None:
+    """Remove arena files in which no slot is staged or draining. The rank's lock is held."""
+    for path in paths:
+        old = open_arena(path)
+        busy = (SlotState.STAGED, SlotState.DRAINING)
+        if not any(old.state(s) in busy for s in range(old.head.slots)):
+            path.unlink(missing_ok=True)
+        old.close()

@@ -1,0 +1,123 @@
+"""What is known of each snapshot of this rank, told by the agent, awaited by the trainer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from forebay import errors
+from forebay.format.messages import FINAL_PHASES, Phase, Progress
+from forebay.watch.events import emit
+
+Tier = Literal["memory", "local", "durable"]
+_AFTER_LOCAL = (Phase.LOCAL, Phase.UPLOADING, Phase.SEALED, Phase.COMMITTED, Phase.KEPT_NEAR)
+_QUIET = (Phase.STAGED, Phase.LOCAL, Phase.UPLOADING, Phase.SEALED)
+
+
+@dataclass(slots=True)
+class Line:
+    """One snapshot: its last phase, when each phase was reached (Unix seconds), and why it failed."""
+
+    step: int
+    attempt: str
+    phase: Phase = Phase.STAGED
+    reached_s: dict[Phase, float] = field(default_factory=dict)
+    kind: str = ""
+    detail: str = ""
+
+
+class Ledger:
+    """Snapshots of one rank by step and attempt. Written by the link's thread, read by the trainer."""
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[int, str], Line] = {}
+        self._changed = threading.Condition()
+        self.agent = "not yet reached"
+
+    def open(self, step: int, attempt: str, phase: Phase, detail: str = "") -> None:
+        """Enter a snapshot at the moment it was staged or skipped."""
+        with self._changed:
+            line = Line(step, attempt, phase, {phase: time.time()}, detail=detail)
+            self._lines[step, attempt] = line
+            self._changed.notify_all()
+
+    def hear(self, progress: Progress) -> None:
+        """Take in what the agent tells; a final phase never changes again."""
+        with self._changed:
+            line = self._lines.get((progress.step, progress.attempt))
+            if line is None or line.phase in FINAL_PHASES:
+                return
+            line.phase = progress.phase
+            line.reached_s.setdefault(progress.phase, progress.at_s)
+            line.kind, line.detail = progress.kind, progress.detail
+            self._changed.notify_all()
+        level = 20 if progress.phase in (*_QUIET, Phase.COMMITTED, Phase.KEPT_NEAR) else 40
+        extra = {"why": progress.detail} if progress.detail else {}
+        emit(f"snapshot.{progress.phase.value}", level=level, step=progress.step, **extra)
+
+    def line(self, step: int, attempt: str) -> Line:
+        """A copy of what is known."""
+        with self._changed:
+            line = self._lines[step, attempt]
+            return Line(
+                line.step, line.attempt, line.phase, dict(line.reached_s), line.kind, line.detail
+            )
+
+    def open_lines(self) -> list[Line]:
+        """Snapshots whose end is not known yet."""
+        with self._changed:
+            return [line for line in self._lines.values() if line.phase not in FINAL_PHASES]
+
+    def failures(self) -> list[Line]:
+        """Snapshots that ended without being kept, skipped ones included."""
+        bad = (Phase.FAILED, Phase.ABANDONED, Phase.SKIPPED)
+        with self._changed:
+            return [line for line in self._lines.values() if line.phase in bad]
+
+    def wait(self, step: int, attempt: str, tier: Tier, timeout_s: float) -> None:
+        """Return once the snapshot is safe in ``tier``.
+
+        Raises DeadlineError naming the phase it is in, or the error it ended with.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                line = self._lines[step, attempt]
+                if _reached(line, tier):
+                    return
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise errors.DeadlineError(
+                        f"step {step}: not {tier} after {timeout_s:g} s: it is {line.phase.value}; "
+                        f"node agent: {self.agent}"
+                    )
+                self._changed.wait(min(left, 1.0))
+
+
+def _reached(line: Line, tier: Tier) -> bool:
+    if line.phase is Phase.SKIPPED:
+        raise errors.IncompleteError(f"step {line.step}: no snapshot was taken: {line.detail}")
+    if line.phase is Phase.ABANDONED:
+        raise errors.IncompleteError(f"step {line.step}: given up: {line.detail}")
+    if line.phase is Phase.FAILED:
+        raise error_of(line.kind, f"step {line.step}: {line.detail}")
+    if tier == "memory":
+        return True
+    if tier == "local":
+        return line.phase in _AFTER_LOCAL
+    if line.phase is Phase.KEPT_NEAR:
+        raise errors.UsageError(f"step {line.step}: stays near by durable_every; wait for 'local'")
+    return line.phase is Phase.COMMITTED
+
+
+def error_of(kind: str, text: str) -> errors.ForebayError:
+    """An error of the class whose ``kind`` an agent reported."""
+    classes: list[type[errors.ForebayError]] = [errors.ForebayError]
+    for known in classes:
+        classes.extend(known.__subclasses__())
+    for known in classes:
+        if known.kind == kind:
+            return known(text)
+    return errors.StoreError(text)

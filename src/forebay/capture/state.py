@@ -1,0 +1,303 @@
+"""State dict -> tree entries and tensor leaves. One of the doors to torch.
+
+The walk reads what an object's ``state_dict()`` gives and copies no tensor. A DTensor becomes its
+local tensor and the boxes of the global shape that it covers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from forebay.capture.declare import ValueBox, unwrap
+from forebay.capture.optimizer import is_optimizer, named_state
+from forebay.capture.placement import Split
+from forebay.errors import StateError
+from forebay.format import paths, tree
+from forebay.format.dtypes import ELEMENT_TYPES
+from forebay.format.slices import TensorKey
+
+Host: TypeAlias = Literal["cpu", "accelerator", "numpy"]
+
+DTYPE_NAMES: dict[torch.dtype, str] = {
+    getattr(torch, name): name for name in ELEMENT_TYPES if hasattr(torch, name)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How a tensor lies on ranks: the splits of this rank, and who holds equal copies.
+
+    ``holders`` names the ranks with the same elements; None stands for every rank of the component.
+    """
+
+    splits: tuple[Split, ...]
+    holders: tuple[int, ...] | None
+
+
+EVERYWHERE = Spread((), None)
+OWN = Spread((), ())
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A tensor of the state: ``tensor`` is the local one, ``shape`` the global shape."""
+
+    path: str
+    key: TensorKey
+    dtype: str
+    shape: tuple[int, ...]
+    spread: Spread
+    tensor: torch.Tensor
+    host: Host
+
+    @property
+    def sign(self) -> tuple[object, ...]:
+        """What must be equal from save to save for the layout to stay."""
+        return (self.key, self.dtype, self.shape, self.spread, tuple(self.tensor.shape))
+
+
+@dataclass(slots=True)
+class Walked:
+    """The state as found: entries held in common, entries of this rank alone, and the tensors.
+
+    A tied tensor has an entry for each path and one leaf. ``meshes`` has, by top-level entry, the
+    ranks of the largest device mesh seen in it.
+    """
+
+    common: list[tree.Entry] = field(default_factory=list)
+    own: list[tree.Entry] = field(default_factory=list)
+    leaves: list[Leaf] = field(default_factory=list)
+    meshes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def sign(self) -> tuple[object, ...]:
+        """Equal signs have equal layouts."""
+        return tuple(leaf.sign for leaf in self.leaves)
+
+
+    @property
+    def accelerator(self) -> torch.device | None:
+        """The device of the first tensor that is not on the CPU, or None."""
+        devices = (leaf.tensor.device for leaf in self.leaves)
+        return next((device for device in devices if device.type != "cpu"), None)
+
+
+def parameter_names(state: Any) -> dict[int, str]:  # noqa: ANN401 - any state
+    """``id(parameter)`` -> its name in the modules of a state; two modules' equal names get paths."""
+    modules = list(_modules(state, ""))
+    found: dict[int, str] = {}
+    taken: dict[str, int] = {}
+    for path, module in modules:
+        for name, parameter in module.named_parameters():
+            if id(parameter) in found:
+                continue
+            full = f"{path}.{name}" if name in taken else name
+            taken[full] = id(parameter)
+            found[id(parameter)] = full
+    return found
+
+
+def _modules(item: Any, path: str) -> Iterator[tuple[str, torch.nn.Module]]:  # noqa: ANN401
+    item, _ = unwrap(item)
+    if isinstance(item, torch.nn.Module):
+        yield path, item
+    elif type(item) in (dict, OrderedDict):
+        for key, child in item.items():
+            yield from _modules(child, paths.join(path, key))
+    elif type(item) in (list, tuple):
+        for position, child in enumerate(item):
+            yield from _modules(child, paths.join(path, paths.Position(position)))
+
+
+def plain_state(item: Any, names: dict[int, str], path: str) -> Any:  # noqa: ANN401
+    """What an object with a state gives for saving, and anything else as it is."""
+    if isinstance(item, torch.nn.Module):
+        return item.state_dict(keep_vars=True)
+    if is_optimizer(item):
+        return named_state(item, names, path)
+    if isinstance(item, ValueBox):
+        return item.value
+    if hasattr(item, "state_dict") and hasattr(item, "load_state_dict"):
+        return item.state_dict()
+    return item
+
+
+def has_state(item: object) -> bool:
+    """True for an object that saves and restores through its own methods."""
+    return isinstance(item, torch.nn.Module | ValueBox) or (
+        hasattr(item, "state_dict") and hasattr(item, "load_state_dict")
+    )
+
+
+def holds_parts(item: Any, depth: int = 0) -> bool:  # noqa: ANN401
+    """True when a list or tuple holds, at any depth, a tensor or an object with a state."""
+    item, own = unwrap(item)
+    if own or isinstance(item, torch.Tensor | np.ndarray | np.generic) or has_state(item):
+        return True
+    if depth > tree.MAX_DEPTH:
+        return False
+    if type(item) in (list, tuple):
+        return any(holds_parts(child, depth + 1) for child in item)
+    if type(item) in (dict, OrderedDict):
+        return any(holds_parts(child, depth + 1) for child in item.values())
+    return False
+
+
+class _Walk:
+    def __init__(self, rank: int, names: dict[int, str]) -> None:
+        self.rank = rank
+        self.names = names
+        self.found = Walked()
+        self._seen: dict[object, str] = {}
+        self._alive: list[torch.Tensor] = []  # an id may be used again once its object is gone
+
+    def visit(self, item: Any, path: str, own: bool, depth: int = 0) -> None:  # noqa: ANN401
+        item, declared = unwrap(item)
+        own = own or declared
+        if depth > tree.MAX_DEPTH:
+            raise StateError(f"{path}: nested deeper than {tree.MAX_DEPTH}: a reference to itself?")
+        item = plain_state(item, self.names, path)
+        entries = self.found.own if own else self.found.common
+        if isinstance(item, torch.Tensor):
+            entries.append(self._tensor(item, path, own))
+        elif isinstance(item, np.ndarray | np.generic):
+            entries.append(self._array(np.asarray(item), path, own))
+        elif type(item) in (dict, OrderedDict):
+            kind: Literal["dict", "odict"] = "dict" if type(item) is dict else "odict"
+            entries.append(tree.Container(path, kind, len(item)))
+            for key, child in item.items():
+                self.visit(child, paths.join(path, key), own, depth + 1)
+        elif type(item) in (list, tuple) and holds_parts(item):
+            entries.append(
+                tree.Container(path, "list" if type(item) is list else "tuple", len(item))
+            )
+            for position, child in enumerate(item):
+                self.visit(child, paths.join(path, paths.Position(position)), own, depth + 1)
+        else:
+            entries.append(tree.Value(path, tree.encode_value(item, path)))
+
+    def _array(self, array: np.ndarray[Any, Any], path: str, own: bool) -> tree.Tensor:
+        if array.dtype.hasobject or array.dtype.names or not array.dtype.isnative:
+            raise StateError(
+                f"{path}: a numpy array of dtype {array.dtype} cannot be saved; "
+                "convert it to a native numeric dtype"
+            )
+        try:
+            tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+        except TypeError:
+            raise StateError(
+                f"{path}: a numpy array of dtype {array.dtype} cannot be saved; "
+                "convert it to a native numeric dtype"
+            ) from None
+        return self._add(tensor, tensor, path, own, OWN if own else EVERYWHERE, "numpy")
+
+    def _tensor(self, item: torch.Tensor, path: str, own: bool) -> tree.Tensor:
+        spread = OWN if own else EVERYWHERE
+        local = item
+        if isinstance(item, DTensor):
+            local = item.to_local()
+            if not own:
+                spread, mesh = spread_of(item, path)
+                component = paths.component(path)
+                if len(mesh) > len(self.found.meshes.get(component, ())):
+                    self.found.meshes[component] = mesh
+        check_tensor(local, path)
+        host: Host = "cpu" if local.device.type == "cpu" else "accelerator"
+        whole = local if own else item
+        return self._add(whole, local, path, own, spread, host)
+
+    def _add(
+        self,
+        whole: torch.Tensor,
+        local: torch.Tensor,
+        path: str,
+        own: bool,
+        spread: Spread,
+        host: Host,
+    ) -> tree.Tensor:
+        shape, dtype = tuple(whole.shape), DTYPE_NAMES[local.dtype]
+        fqn = self._tied_to(whole, local, (own, dtype, shape, spread), path)
+        if fqn == path:
+            key = TensorKey(path, self.rank if own else None)
+            self.found.leaves.append(Leaf(path, key, dtype, shape, spread, local, host))
+        sharded = isinstance(whole, DTensor)
+        return tree.Tensor(path, fqn, dtype, shape, host, sharded)
+
+    def _tied_to(
+        self, whole: torch.Tensor, local: torch.Tensor, sign: tuple[object, ...], path: str
+    ) -> str:
+        """The path that stores the bytes: an earlier one when it is the same tensor or memory.
+
+        Identity comes first: an empty shard has no memory to compare.
+        """
+        same_object = ("object", id(whole), sign)
+        memory = ("memory", local.data_ptr(), tuple(local.stride()), sign)
+        for mark in (same_object, memory) if local.numel() else (same_object,):
+            if mark in self._seen:
+                return self._seen[mark]
+        self._alive.append(whole)
+        self._seen[same_object] = path
+        if local.numel():
+            self._seen[memory] = path
+        return path
+
+
+def check_tensor(local: torch.Tensor, path: str) -> None:
+    """Raise StateError for a tensor whose bytes cannot be taken as they are."""
+    if local.dtype not in DTYPE_NAMES or local.layout != torch.strided or local.is_quantized:
+        raise StateError(
+            f"{path}: a tensor of dtype {local.dtype} and layout {local.layout} cannot be saved; "
+            "save its parts as plain tensors"
+        )
+    if local.device.type == "meta":
+        raise StateError(f"{path}: a tensor on the meta device has no bytes to save")
+    if type(local) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        raise StateError(
+            f"{path}: a tensor of type {type(local).__name__} cannot be saved; "
+            "only torch.Tensor, Parameter and DTensor can: save its parts"
+        )
+
+
+def spread_of(item: DTensor, path: str) -> tuple[Spread, tuple[int, ...]]:
+    """Splits and equal holders of a DTensor on this rank, and the ranks of its mesh."""
+    mesh = item.device_mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise StateError(f"{path}: this rank is not part of the tensor's device mesh")
+    splits: list[Split] = []
+    select: list[int | slice] = []
+    for dim, placement in enumerate(item.placements):
+        if isinstance(placement, Replicate):
+            select.append(slice(None))
+            continue
+        if isinstance(placement, Partial):
+            raise StateError(
+                f"{path}: placement {placement} holds partial sums; redistribute it before save"
+            )
+        stride = int(getattr(placement, "split_factor", 1))
+        if not isinstance(placement, Shard) and stride == 1:
+            raise StateError(f"{path}: placement {placement} is of a kind unknown to forebay")
+        axis = int(placement.dim)
+        splits.append(Split(axis % max(item.dim(), 1), mesh.size(dim), coordinate[dim], stride))
+        select.append(coordinate[dim])
+    ranks = mesh.mesh
+    holders = tuple(int(r) for r in ranks[tuple(select)].reshape(-1).tolist())
+    everyone = tuple(int(r) for r in ranks.reshape(-1).tolist())
+    return Spread(tuple(splits), holders), everyone
+
+
+def walk(state: Any, rank: int) -> Walked:  # noqa: ANN401 - any state
+    """Walk a state. Copies no tensor; takes no collective. Raises StateError naming a path."""
+    if type(state) not in (dict, OrderedDict):
+        raise StateError(f"state: expected a dict, found {type(state).__name__}")
+    walker = _Walk(rank, parameter_names(state))
+    with torch.no_grad():
+        walker.visit(state, "", own=False)
+    return walker.found

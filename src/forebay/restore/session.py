@@ -1,0 +1,163 @@
+"""One restore on one rank: bind the target, fetch and verify all bytes, only then fill."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from forebay.commit.catalog import Catalog
+from forebay.errors import MismatchError
+from forebay.format import tree
+from forebay.format.manifest import Manifest
+from forebay.format.record import Record, Stored, stored_slices
+from forebay.restore.fetch import Fetched, fetch
+from forebay.restore.fill import Binder
+from forebay.restore.reads import Want, plan_reads
+from forebay.restore.report import RestoreReport
+from forebay.restore.source import ArenaSource, Source, StoreSource
+from forebay.storage.store import Store
+
+_SHOWN = 5
+
+
+class Session:
+    """Restores one committed step into one target. Used by one thread, once, in order."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        manifest: Manifest,
+        rank: int,
+        world_size: int,
+        node: int,
+        job_directory: Path,
+        local: Store | None,
+        strict: bool,
+        allow_cast: bool,
+        per_rank: Literal["require", "skip"],
+    ) -> None:
+        self._began = time.perf_counter()
+        self._catalog = Catalog(store)
+        self._manifest = manifest
+        self._rank = rank
+        self._node = node
+        self._strict = strict
+        self._unused: list[str] = []
+        self._sources: list[Source] = [ArenaSource(job_directory)]
+        if local is not None:
+            self._sources.append(StoreSource("local", local))
+        self._sources.append(StoreSource("durable", store))
+        self._common = self._catalog.entries(manifest)
+        self._record = self._own_record()
+        same_world = manifest.world_size == world_size
+        own: list[tree.Entry] | None = None
+        if per_rank == "require" and same_world:
+            own = self._own_entries()
+        self._refuse_own = per_rank == "require" and not same_world
+        self._binder = Binder(
+            self._common, own, rank=rank, strict=strict, allow_cast=allow_cast
+        )
+        self._fetched: Fetched | None = None
+
+    def bind(self, state: dict[Any, Any]) -> bytes:
+        """Compare target and checkpoint; returns a mark for each common entry: 1 where it is used.
+
+        Raises MismatchError; nothing was read of the tensors, nothing changed.
+        """
+        self._binder.bind(state)
+        if self._refuse_own and self._binder.skipped:
+            raise MismatchError(
+                f"{', '.join(self._binder.skipped[:_SHOWN])}: declared per rank and saved on "
+                f"{self._manifest.world_size} ranks: cannot be restored on another number; "
+                "per_rank='skip' leaves them as they are"
+            )
+        return bytes(entry.path in self._binder.used for entry in self._common)
+
+    def check_unused(self, used: bytes) -> None:
+        """Refuse entries that no rank's target has a place for, unless restoring is not strict."""
+        self._unused = [e.path for e, mark in zip(self._common, used, strict=True) if not mark]
+        self._unused += self._binder.unused_own()
+        if self._strict and self._unused:
+            more = len(self._unused) - _SHOWN
+            listed = ", ".join(self._unused[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+            raise MismatchError(
+                f"the checkpoint holds entries the target has no place for: {listed}; "
+                "add them, or strict=False leaves them out and reports them"
+            )
+
+    def fetch(self) -> None:
+        """Read and verify every byte the target needs. Raises DamagedError, MismatchError."""
+        wants = self._binder.wants
+        plan = plan_reads(wants, self._slices(wants))
+        self._fetched = fetch(plan, self._sources, allocate=_allocate)
+
+    def apply(self) -> RestoreReport:
+        """Fill the target; only now does it change."""
+        assert self._fetched is not None
+        self._binder.fill(self._fetched.buffers)
+        return RestoreReport(
+            step=self._manifest.step,
+            attempt=self._manifest.attempt,
+            seconds=time.perf_counter() - self._began,
+            by_source=self._fetched.by_source,
+            bad_ranges=self._fetched.bad_ranges,
+            bytes_needed=self._fetched.bytes_needed,
+            bytes_read=self._fetched.bytes_read,
+            missing=tuple(self._binder.missing),
+            unused=tuple(self._unused),
+            cast=tuple(self._binder.cast),
+            skipped=tuple(self._binder.skipped),
+        )
+
+    def _own_record(self) -> Record | None:
+        """The record with this rank's image, when the saved job had such a rank."""
+        if self._rank >= self._manifest.world_size:
+            return None
+        guesses = [self._node] if self._node < self._manifest.nodes else []
+        share = -(-self._manifest.world_size // self._manifest.nodes)
+        guesses.append(min(self._rank // share, self._manifest.nodes - 1))
+        for node in dict.fromkeys(guesses):
+            record = self._catalog.record(self._manifest, node)
+            if any(shard.rank == self._rank for shard in record.shards):
+                return record
+        for node in range(self._manifest.nodes):
+            record = self._catalog.record(self._manifest, node)
+            if any(shard.rank == self._rank for shard in record.shards):
+                return record
+        return None
+
+    def _own_entries(self) -> list[tree.Entry]:
+        if self._record is None:
+            return []
+        shard = next(s for s in self._record.shards if s.rank == self._rank)
+        return tree.read_tree(shard.own, f"per-rank entries of rank {self._rank}")
+
+    def _slices(self, wants: list[Want]) -> Iterator[Stored]:
+        """Stored slices that cover the wants: this rank's own, and the index where they do not."""
+        needed = {want.key for want in wants if want.box.elements}
+        mine = [s for s in self._own_slices() if s.slice.key in needed]
+        open_keys = {want.key for want in wants if not _covered(want, mine)}
+        yield from (s for s in mine if s.slice.key not in open_keys)
+        if open_keys:
+            fqns = sorted({key.fqn for key in open_keys})
+            for stored in self._catalog.slices(self._manifest, fqns):
+                if stored.slice.key in open_keys:
+                    yield stored
+
+    def _own_slices(self) -> Iterator[Stored]:
+        if self._record is not None:
+            yield from (s for s in stored_slices(self._record) if s.rank == self._rank)
+
+
+def _covered(want: Want, stored: list[Stored]) -> bool:
+    met = (want.box.meet(s.slice.box) for s in stored if s.slice.key == want.key)
+    return sum(box.elements for box in met if box is not None) == want.box.elements
+
+
+def _allocate(nbytes: int) -> memoryview:
+    """Page-aligned memory that the system hands out as it is touched."""
+    return memoryview(mmap.mmap(-1, max(nbytes, 1)))[:nbytes]

@@ -82,6 +82,7 @@ class Agent:
         local = None
         home: Path | None = None
         if config.local is not None:
+            open_store(config.local)
             home = Path(config.local) / job_name(config.run, config.node)
             local = open_store(home)
         self._slots = Slots(directory)

@@ -142,7 +142,9 @@ def start_ranks(
     """``start_ranks(worker, world_size, **arguments)`` runs a function of workers.py on each rank."""
     started: list[Ranks] = []
 
-    def start(worker: str, world_size: int, *, local_size: int | None = None, **arguments: Any) -> Ranks:  # noqa: ANN401
+    def start(
+        worker: str, world_size: int, *, local_size: int | None = None, **arguments: Any
+    ) -> Ranks:  # noqa: ANN401
         home = tmp_path / f"ranks-{len(started)}"
         home.mkdir()
         local = local_size or world_size

@@ -132,7 +132,9 @@ def load_trained(url: str, layout: str, step: int) -> Any:  # noqa: ANN401
         return full_tensors(model, optimizer)
 
 
-def save_dict(url: str, step: int, values: dict[str, Any], grouped: bool = True, **options: Any) -> Any:  # noqa: ANN401
+def save_dict(
+    url: str, step: int, values: dict[str, Any], grouped: bool = True, **options: Any
+) -> Any:  # noqa: ANN401
     """Save tensors and values given by rank: ``{name: [value of rank 0, ...]}``; lists are tensors."""
     if grouped:
         group()

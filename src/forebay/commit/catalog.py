@@ -74,9 +74,7 @@ class Catalog:
             self.require_run()
             there = self.steps()[-5:]
             newest = f"newest are {', '.join(map(str, there))}" if there else "it has none yet"
-            raise NotFoundError(
-                f"{self.store.url}: no committed step {step}: {newest}"
-            ) from None
+            raise NotFoundError(f"{self.store.url}: no committed step {step}: {newest}") from None
 
     def manifest(self, step: int) -> Manifest:
         """The manifest of a step. Raises NotFoundError, FormatError when it is damaged."""

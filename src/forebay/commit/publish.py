@@ -118,7 +118,9 @@ def finish(store: Store, step: int, attempt: str | None = None) -> tuple[Verdict
             f"step {step}: attempts {', '.join(u.attempt for u in complete)} are complete: name one"
         )
     if not complete:
-        raise IncompleteError(f"step {step}: " + "; ".join(_lack(store, u.step, u.attempt, u.nodes) for u in found))
+        raise IncompleteError(
+            f"step {step}: " + "; ".join(_lack(store, u.step, u.attempt, u.nodes) for u in found)
+        )
     chosen = complete[0]
     assert chosen.nodes is not None
     return commit_step(store, step, chosen.attempt, nodes=chosen.nodes, timeout_s=0.0)

@@ -86,9 +86,7 @@ class Drainer:
     def _accept(self, ticket: Ticket) -> None:
         self._slots.take(ticket.arena, ticket.slot)
         self._note(
-            Accepted(
-                arena=ticket.arena, slot=ticket.slot, layout=ticket.layout, stamp=ticket.stamp
-            )
+            Accepted(arena=ticket.arena, slot=ticket.slot, layout=ticket.layout, stamp=ticket.stamp)
         )
         part = Part(ticket.layout, ticket.stamp, ticket.arena, ticket.slot)
         snapshot = self._enter(part)
@@ -186,9 +184,7 @@ class Drainer:
             part.move(PartState.UPLOADED)
             self._note(_line(Uploaded, snapshot, layout.rank, part.digests))
 
-    async def _spill(
-        self, snapshot: Snapshot, part: Part, key: str, image: memoryview
-    ) -> bool:
+    async def _spill(self, snapshot: Snapshot, part: Part, key: str, image: memoryview) -> bool:
         """Write the image to the local tier; False when that tier fails and may be passed over."""
         assert self._local is not None
         if not image.nbytes:
@@ -350,7 +346,9 @@ class Drainer:
             if kept and step < kept[0] and step not in busy:
                 self._local.delete(key)
 
-    def skip(self, step: int, attempt: str, node_ranks: tuple[int, ...], rank: int, why: str) -> None:
+    def skip(
+        self, step: int, attempt: str, node_ranks: tuple[int, ...], rank: int, why: str
+    ) -> None:
         """A rank took no snapshot: the step cannot become complete."""
         key = (step, attempt)
         snapshot = self.snapshots.setdefault(key, Snapshot(step, attempt, node_ranks))
@@ -404,7 +402,9 @@ class Drainer:
                 if ended.get(key) is Phase.SEALED:
                     continue
                 if part.state is PartState.STAGED and not self._still_there(part):
-                    why = f"rank {part.layout.rank}: its image is in no slot and in no tier any more"
+                    why = (
+                        f"rank {part.layout.rank}: its image is in no slot and in no tier any more"
+                    )
                     if not snapshot.final:
                         self._end(snapshot, Phase.FAILED, kind="incomplete", detail=why)
                 elif not snapshot.final:
@@ -474,9 +474,7 @@ def journal_path(job_directory: Path, local: Path | None) -> Path:
     return (job_directory if local is None else local) / "journal"
 
 
-def _line(
-    kind: type[Spilled], snapshot: Snapshot, rank: int, digests: Digests | None
-) -> Spilled:
+def _line(kind: type[Spilled], snapshot: Snapshot, rank: int, digests: Digests | None) -> Spilled:
     assert digests is not None
     return kind(
         step=snapshot.step,

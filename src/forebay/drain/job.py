@@ -1,9 +1,9 @@
 """States of one snapshot on one node, and the only moves between them. Pure.
 
-    COLLECTING   some ranks of the node have staged, not all are drained
-    SEALING      every image is in its last tier; the record is being written
-    SEALED       the record is there; the manifest is awaited or made
-    and the ends: COMMITTED, KEPT_NEAR, SKIPPED, FAILED, ABANDONED
+COLLECTING   some ranks of the node have staged, not all are drained
+SEALING      every image is in its last tier; the record is being written
+SEALED       the record is there; the manifest is awaited or made
+and the ends: COMMITTED, KEPT_NEAR, SKIPPED, FAILED, ABANDONED
 """
 
 from __future__ import annotations

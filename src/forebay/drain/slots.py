@@ -99,9 +99,7 @@ class Slots:
                     emit("slot.refused", level=40, why=error)
                     self.release(name, slot)
                     continue
-                yield Ticket(
-                    arena=name, slot=slot, state=words.state, layout=layout, stamp=stamp
-                )
+                yield Ticket(arena=name, slot=slot, state=words.state, layout=layout, stamp=stamp)
 
     def image(self, name: str, slot: int) -> memoryview:
         """The image area of a slot; hold it only while the slot is DRAINING."""

@@ -134,7 +134,11 @@ def _region(data: memoryview, outer: Box, inner: Box, item: int) -> np.ndarray: 
 
 
 def _scatter_blocks(
-    read: Read, data: memoryview, target: np.ndarray, box: Box, item: int  # type: ignore[type-arg]
+    read: Read,
+    data: memoryview,
+    target: np.ndarray,
+    box: Box,
+    item: int,  # type: ignore[type-arg]
 ) -> None:
     """Copy what a span of blocks holds of ``box``: the span begins and ends within rows.
 

@@ -96,11 +96,7 @@ def plan_reads(wants: Sequence[Want], stored: Iterable[Stored]) -> ReadPlan:
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise MismatchError("; ".join(problems[:_SHOWN]) + more)
-    reads = [
-        read
-        for piece, parts in needs.values()
-        for read in _reads_of(piece, parts, wants)
-    ]
+    reads = [read for piece, parts in needs.values() for read in _reads_of(piece, parts, wants)]
     reads.sort(key=lambda read: (read.stored.key, read.start))
     return ReadPlan(
         wants=tuple(wants),

@@ -39,7 +39,9 @@ class StoreSource:
 class _Slot:
     """A slot with an image, and its fill count when it was found."""
 
-    def __init__(self, arena: str, head: ArenaHead, view: memoryview, slot: int, nbytes: int) -> None:
+    def __init__(
+        self, arena: str, head: ArenaHead, view: memoryview, slot: int, nbytes: int
+    ) -> None:
         self.arena, self.head, self.view, self.slot, self.nbytes = arena, head, view, slot, nbytes
         self.words = self.now()
 

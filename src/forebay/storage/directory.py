@@ -33,17 +33,19 @@ class DirectoryStore(Store):
 
     capabilities = Capabilities(create_if_absent=True, durable=True, local_path=True)
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, make: bool = True) -> None:
         self.root = root
         self.url = str(root)
+        if not make and not root.exists():
+            raise NotFoundError(f"{root}: does not exist")
         if not root.parent.is_dir():
             raise StoreError(
                 f"{root}: its parent {root.parent} does not exist or is no directory: make it, or "
                 "correct the path"
             )
         try:
-            with contextlib.suppress(FileExistsError):
-                root.mkdir()
+            if not root.exists():
+                root.mkdir(exist_ok=True)
                 durable.sync_directory(root.parent)
         except OSError as error:
             raise store_error(error, f"{root}: cannot be made") from error

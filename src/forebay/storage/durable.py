@@ -52,7 +52,9 @@ def _address(view: memoryview) -> int | None:
         return None
 
 
-def _write_all(fd: int, view: memoryview, at: int, told: OnProgress | None, pace: Pace | None) -> int:
+def _write_all(
+    fd: int, view: memoryview, at: int, told: OnProgress | None, pace: Pace | None
+) -> int:
     """Write ``view`` at ``at`` in blocks; the offset behind it."""
     done = 0
     while done < view.nbytes:

@@ -156,8 +156,10 @@ def resolve_url(url: str | os.PathLike[str]) -> str:
     return text
 
 
-def open_store(url: str | os.PathLike[str]) -> Store:
+def open_store(url: str | os.PathLike[str], *, make: bool = True) -> Store:
     """Open a store by URL or directory. Makes the run's directory; its parent must exist.
+
+    With ``make=False``, for reading, a directory that is not there is NotFoundError.
 
     Schemes beyond ``file`` and ``memory`` come from the entry points ``forebay.stores``: a scheme,
     or what stands before its ``+``. Raises UsageError for a scheme nobody knows.
@@ -167,7 +169,7 @@ def open_store(url: str | os.PathLike[str]) -> Store:
 
     text = resolve_url(url)
     if "://" not in text:
-        return DirectoryStore(Path(text))
+        return DirectoryStore(Path(text), make=make)
     scheme = urlsplit(text).scheme
     if scheme == "memory":
         return MemoryStore.named(text)
@@ -180,4 +182,6 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     if scheme in ("s3", "gs", "az"):
         raise UsageError(f"store: {text!r}: object stores are not in this version; use a directory")
     names = ", ".join(sorted({"file", "memory", *known}))
-    raise UsageError(f"store: unknown scheme {scheme!r} in {text!r}; known are a directory, {names}")
+    raise UsageError(
+        f"store: unknown scheme {scheme!r} in {text!r}; known are a directory, {names}"
+    )

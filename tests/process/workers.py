@@ -1,11 +1,17 @@
-"""What a rank process does in a test: run as ``workers.py NAME JSON``, writes its result as JSON."""
+"""What a rank process does in a test, and the nursery that makes such processes quickly.
+
+Run as a program this is the nursery: it imports torch once and forks a process for each line of
+JSON on its standard input, ``{"worker", "arguments", "env", "log"}``, answering with its pid.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +21,15 @@ import torch.distributed as dist
 
 import forebay
 
-RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+RANK, WORLD = 0, 1  # set in each rank process
+
+
+def _imports() -> None:
+    """Load in the nursery what nearly every worker needs."""
+    import torch.distributed.fsdp
+    import torch.distributed.tensor.parallel  # noqa: F401
+
+    import forebay.checkpointer  # noqa: F401
 
 
 def group() -> None:
@@ -40,8 +54,8 @@ class TinyModel(torch.nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.embed = torch.nn.Embedding(13, width)
-        self.up = torch.nn.Linear(width, 3 * width + 1)
-        self.down = torch.nn.Linear(3 * width + 1, width)
+        self.up = torch.nn.Linear(width, 3 * width)
+        self.down = torch.nn.Linear(3 * width, width)
         self.norm = torch.nn.LayerNorm(width)
         self.register_buffer("scale", torch.full((3,), 0.5))
 
@@ -214,14 +228,44 @@ def pause_ratio(url: str, nbytes: int, saves: int) -> Any:  # noqa: ANN401
     return {"pause_s": pauses, "copy_s": limits}
 
 
-def main() -> None:
-    """Run one worker by name and write what it returns."""
-    name, arguments = sys.argv[1], json.loads(sys.argv[2])
-    worker: Callable[..., Any] = globals()[name]
-    result = worker(**arguments)
+def be_rank(order: dict[str, Any]) -> None:
+    """Run one worker in this process and write what it returns."""
+    global RANK, WORLD
+    os.environ.update(order["env"])
+    RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(1)
+    worker: Callable[..., Any] = globals()[order["worker"]]
+    result = worker(**order["arguments"])
     Path(os.environ["RESULT"]).write_text(json.dumps(result))
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def main() -> None:
+    """Be the nursery until standard input ends."""
+    _imports()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    for line in sys.stdin:
+        order = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                os.dup2(log, 1)
+                os.dup2(log, 2)
+                be_rank(order)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                Path(order["env"]["RESULT"] + ".status").write_text(str(status))
+                os._exit(status)
+        sys.stdout.write(f"{pid}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -103,6 +103,38 @@ def faults(tmp_path: Path) -> Faults:
     return made
 
 
+@dataclass
+class Said:
+    """What a command said: exit status, both streams, and the document of ``--json``."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """Standard output as one JSON document."""
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def cli() -> Callable[..., Said]:
+    """Run ``forebay`` with arguments in a process of its own."""
+
+    def run(*arguments: object, timeout_s: float = 60.0) -> Said:
+        done = subprocess.run(
+            [sys.executable, "-m", "forebay.cli", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
 class Nursery:
     """A process that has torch loaded and forks rank processes (see workers.py)."""
 

@@ -123,7 +123,6 @@ class Link:
         self._ledger = ledger
         self._start_agents = start_agents
         self._timeout_s = timeout_s
-        self._children: list[subprocess.Popen[bytes]] = []
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[StatusReply] = queue.SimpleQueue()
         self._closing = threading.Event()
@@ -164,8 +163,6 @@ class Link:
         if self._wire is not None:
             self._wire.close()
         self._threads[0].join(timeout=5)
-        for child in self._children:
-            child.poll()  # an agent outlives us by design; only reap one that has ended
 
     def _speak(self) -> None:
         while (message := self._outbox.get()) is not None:
@@ -186,6 +183,7 @@ class Link:
                 if self._closing.is_set():
                     return
                 self._wire = None
+                wire.close()
                 self._ledger.agent = f"lost ({error}); being started again"
                 emit("agent.lost", level=30, cause=error)
                 continue
@@ -250,20 +248,23 @@ class Link:
         temporary.chmod(0o600)
         temporary.rename(self._directory / AGENT_CONFIG)
         fd = os.open(self._directory / AGENT_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        command = [sys.executable, "-m", "forebay.drain.agent", "--detach", str(self._directory)]
         try:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "forebay.drain.agent", str(self._directory)],
+            subprocess.run(
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=fd,
                 stderr=fd,
                 start_new_session=True,
                 close_fds=True,
+                check=True,
+                timeout=self._timeout_s,
             )
+        except (subprocess.SubprocessError, OSError) as error:
+            raise AgentError(f"agent: cannot be started: {error}{self._last_words()}") from error
         finally:
             os.close(fd)
-        child.returncode = None
-        self._children.append(child)
-        emit("agent.started", pid=child.pid)
+        emit("agent.started", directory=self._directory)
 
     def _last_words(self) -> str:
         try:

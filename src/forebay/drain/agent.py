@@ -388,17 +388,21 @@ async def _serve(directory: Path, config: AgentConfig) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry of ``python -m forebay.drain.agent``: one argument, the job's directory."""
+    """Entry of ``python -m forebay.drain.agent``: the job's directory, after ``--detach`` or not."""
     logging.basicConfig(
         level=logging.INFO,
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(message)s",
     )
-    if len(arguments) != 1:
-        LOGGER.error("usage: python -m forebay.drain.agent JOB_DIRECTORY")
+    detach = arguments[:1] == ["--detach"]
+    if len(arguments) != 1 + detach:
+        LOGGER.error("usage: python -m forebay.drain.agent [--detach] JOB_DIRECTORY")
         return 2
+    if detach and os.fork():
+        # No thread and no lock yet: the child is nobody's child, and its starter is free at once.
+        os._exit(0)
     try:
-        return run_agent(Path(arguments[0]))
+        return run_agent(Path(arguments[-1]))
     except ForebayError as error:
         LOGGER.error("%s", error)
         return error.exit_code

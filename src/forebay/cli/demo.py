@@ -29,9 +29,10 @@ from forebay.storage.store import resolve_url
 from forebay.units import show_bytes, show_seconds
 
 RANKS = 4
-DRAIN_S = 3.0
+DRAIN_S = 2.5
 COMMIT_TIMEOUT_S = 60.0
 AGENT_TIMEOUT_S = 60.0
+REFRESH_S = 0.25
 NEEDED_BYTES = 2_500_000_000
 MARK = ".forebay-demo"
 _RUNS = ("reference", "killed")
@@ -51,7 +52,7 @@ class Course:
     run_timeout_s: float
 
 
-FULL = Course(steps=24, every=4, kill_step=12, batch=2, quick=False, run_timeout_s=300.0)
+FULL = Course(steps=24, every=4, kill_step=12, batch=4, quick=False, run_timeout_s=300.0)
 QUICK = Course(steps=8, every=2, kill_step=4, batch=2, quick=True, run_timeout_s=120.0)
 
 
@@ -67,7 +68,8 @@ def run_demo(
 
     Raises:
         UsageError: an unknown store, or a directory with things in it that are not ours.
-        ForebayError: a run failed; the end of its log was printed. DeadlineError: one took too long.
+        ForebayError: a run failed; the end of its log was printed.
+        DeadlineError: a run or a commit took too long.
     """
     if store != "file":
         raise UsageError(f"demo: expected the store 'file' (a directory), found {store!r}")
@@ -123,7 +125,7 @@ def _terminated_as_exit() -> Iterator[None]:
         yield
         return
 
-    def leave(number: int, frame: FrameType | None) -> None:
+    def leave(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
     before = signal.signal(signal.SIGTERM, leave)
@@ -146,7 +148,7 @@ class _Demo:
         (home / "logs").mkdir()
 
     def run(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """All parts in order; returns the summary and, by comparison, the first difference or ""."""
+        """All parts in order; returns the summary and the first difference of each comparison."""
         began = time.monotonic()
         nbytes = demo_text.write_text(self.text)
         self._say(f"text: {show_bytes(nbytes)} of the standard library's sources")
@@ -225,7 +227,7 @@ class _Demo:
         return took_s
 
     def _restore(self, ranks: int, name: str, rate: float) -> str:
-        """Restore the last checkpoint of the killed run on ``ranks``; "" or the first difference."""
+        """Restore the killed run's last checkpoint on ``ranks``; the first difference, or empty."""
         what = f"restore on {ranks}"
         with self._job("killed"), self._started(what, name, ranks, rate, "restore") as run:
             run.wait(lambda: None)
@@ -275,15 +277,19 @@ class _Demo:
     @contextlib.contextmanager
     def _bar(self, what: str, out: Path) -> Iterator[Any]:
         """A progress bar on a terminal; gives the function that moves it."""
-        columns = (TextColumn("{task.description:>12}"), BarColumn(), TextColumn("{task.fields[at]}"))
         with Progress(
-            *columns, TimeElapsedColumn(), console=self.console, disable=not self.console.is_terminal
+            TextColumn("{task.description:>12}"),
+            BarColumn(),
+            TextColumn("{task.fields[at]}"),
+            TimeElapsedColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
         ) as progress:
             task = progress.add_task(what, total=self.course.steps, at="starting")
             looked = [0.0]
 
             def tick() -> None:
-                if time.monotonic() - looked[0] < 0.25:
+                if time.monotonic() - looked[0] < REFRESH_S:
                     return
                 looked[0] = time.monotonic()
                 losses = demo_report.read_losses(out)

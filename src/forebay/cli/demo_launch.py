@@ -1,4 +1,4 @@
-"""The demo's processes: start torchrun, watch it under a deadline, kill ranks, leave none behind."""
+"""The demo's processes: start torchrun, watch it under a deadline, kill ranks, leave none."""
 
 from __future__ import annotations
 

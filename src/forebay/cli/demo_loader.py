@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -25,11 +26,11 @@ class Loader(Protocol):
 def make_loader(windows: Windows, *, batch: int, seed: int) -> Loader:
     """Shuffles ``windows`` by ``seed`` and drops the last short batch."""
     try:
-        from torchdata.stateful_dataloader import StatefulDataLoader
+        torchdata = importlib.import_module("torchdata.stateful_dataloader")
     except ImportError:
         return ShuffledLoader(windows, batch=batch, seed=seed)
     generator = torch.Generator().manual_seed(seed)
-    loader: Loader = StatefulDataLoader(
+    loader: Loader = torchdata.StatefulDataLoader(
         windows, batch_size=batch, shuffle=True, drop_last=True, generator=generator
     )
     return loader

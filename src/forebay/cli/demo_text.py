@@ -19,7 +19,7 @@ _NOT_OURS = frozenset({"site-packages", "dist-packages", "test", "tests", "__pyc
 
 def standard_library() -> Path:
     """Directory that holds the sources of this interpreter's standard library."""
-    return Path(sysconfig.get_paths().get("stdlib") or os.path.dirname(os.__file__))
+    return Path(sysconfig.get_paths().get("stdlib") or Path(os.__file__).parent)
 
 
 def _sources(root: Path) -> Iterator[Path]:

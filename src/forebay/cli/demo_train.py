@@ -113,7 +113,7 @@ class Job:
         """One step; returns the loss, averaged over all ranks."""
         logits = self.model(inputs)
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()
@@ -162,7 +162,7 @@ def restore_only(job: Job) -> dict[str, Any]:
 
 
 def saved(began_s: float, snap: Snapshot) -> dict[str, Any]:
-    """One save in numbers; ``durable_s`` from the call of ``save`` to the commit, None if unknown."""
+    """One save in numbers; ``durable_s``: from the call of ``save`` to the commit, if known."""
     committed_s = snap.status()["reached_s"].get("committed")
     return {
         "step": snap.step,

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import shutil
-import signal
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from forebay.cli import demo_launch, demo_report, demo_text
+from forebay.cli.demo_home import RESTORES, RUNS, exit_on_terminate, take_home
 from forebay.config import runtime_directory
-from forebay.errors import BusyError, DeadlineError, ForebayError, FullError, UsageError
+from forebay.errors import DeadlineError, ForebayError, UsageError
 from forebay.format.messages import job_directory
 from forebay.format.names import manifest_key
 from forebay.storage.store import resolve_url
@@ -33,11 +28,6 @@ DRAIN_S = 2.5
 COMMIT_TIMEOUT_S = 60.0
 AGENT_TIMEOUT_S = 60.0
 REFRESH_S = 0.25
-NEEDED_BYTES = 2_500_000_000
-MARK = ".forebay-demo"
-_RUNS = ("reference", "killed")
-_RESTORES = {2: "restored-on-2", 1: "restored-on-1"}
-_OURS = ("text.u8", "summary.json", "logs", "reference.safetensors", *_RUNS, *_RESTORES.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +64,7 @@ def run_demo(
     if store != "file":
         raise UsageError(f"demo: expected the store 'file' (a directory), found {store!r}")
     console = Console(stderr=True)
-    with _take(directory.absolute()) as home, _terminated_as_exit():
+    with take_home(directory.absolute()) as home, exit_on_terminate():
         demo = _Demo(home, QUICK if quick else FULL, console)
         summary, differences = demo.run()
         (home / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
@@ -82,57 +72,6 @@ def run_demo(
     out.print(demo_report.make_table(summary, differences))
     console.print(f"summary: {home / 'summary.json'}", highlight=False)
     return summary
-
-
-@contextlib.contextmanager
-def _take(home: Path) -> Iterator[Path]:
-    """The directory, ours alone while this lasts, and without what an earlier demo left in it."""
-    if home.exists() and not home.is_dir():
-        raise UsageError(f"demo: {home} is not a directory: give another one")
-    if home.is_dir() and any(home.iterdir()) and not (home / MARK).exists():
-        raise UsageError(f"demo: {home} holds files that are not a demo's: give another directory")
-    try:
-        home.mkdir(exist_ok=True)
-        fd = os.open(home / MARK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise UsageError(f"demo: cannot write in {home}: {error.strerror}") from None
-    try:
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise BusyError(f"demo: another demo runs in {home}: wait, or give another") from None
-        for name in _OURS:
-            path = home / name
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-        free_bytes = shutil.disk_usage(home).free
-        if free_bytes < NEEDED_BYTES:
-            raise FullError(
-                f"demo: {home} has {show_bytes(free_bytes)} free, expected "
-                f"{show_bytes(NEEDED_BYTES)}: free some, or give another directory"
-            )
-        yield home
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
-def _terminated_as_exit() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, so that what was started is ended."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class _Demo:
@@ -143,7 +82,7 @@ class _Demo:
         self.course = course
         self.console = console
         self.text = home / "text.u8"
-        for name in (*_RUNS, *_RESTORES.values()):
+        for name in (*RUNS, *RESTORES.values()):
             (home / name).mkdir()
         (home / "logs").mkdir()
 
@@ -161,7 +100,7 @@ class _Demo:
         self._say("restart: the same command")
         resumed = self._train("restart", "killed", rate)
         differences = {"identical": self._differ("killed") or self._losses_differ()}
-        for ranks, name in _RESTORES.items():
+        for ranks, name in RESTORES.items():
             self._say(f"restore of step {self.course.steps} on {ranks} rank{'s'[: ranks - 1]}")
             differences[f"identical_on_{ranks}"] = self._restore(ranks, name, rate)
         same = {key: not difference for key, difference in differences.items()}

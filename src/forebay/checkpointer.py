@@ -360,9 +360,7 @@ class Checkpointer:
         count = self._saves[step] = self._saves.get(step, 0) + 1
         return job.attempt if count == 1 else f"{job.attempt}.{count}"
 
-    def _lay_out(
-        self, job: _Job, walked: state.Walked, tree_bytes: int, *, compare: bool
-    ) -> Stage:
+    def _lay_out(self, job: _Job, walked: state.Walked, tree_bytes: int, *, compare: bool) -> Stage:
         plan = layout.plan_layout(
             walked,
             job.topology,
@@ -391,9 +389,7 @@ class Checkpointer:
             free = stage.arena.free_slot()
         return free
 
-    def _skip(
-        self, job: _Job, step: int, attempt: str, setup_s: float, pause_s: float
-    ) -> Snapshot:
+    def _skip(self, job: _Job, step: int, attempt: str, setup_s: float, pause_s: float) -> Snapshot:
         why = (
             f"all {self.settings.slots} slots of rank {job.topology.rank} still drain; "
             f"node agent: {self._ledger.agent}"

@@ -38,7 +38,9 @@ class Exchange:
     def _over(self) -> Any:  # noqa: ANN401 - a process group has no public type
         if self._group is None:
             plain = dist.get_backend() == "gloo"
-            self._group = dist.group.WORLD if plain else dist.new_group(backend="gloo", timeout=_LIMIT)
+            self._group = (
+                dist.group.WORLD if plain else dist.new_group(backend="gloo", timeout=_LIMIT)
+            )
         return self._group
 
     def from_first(self, data: bytes | None) -> bytes:

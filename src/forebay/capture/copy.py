@@ -115,6 +115,8 @@ def _source(part: Part, tensor: torch.Tensor, step: int) -> torch.Tensor:
         first = step * 2_654_435_761 % part.stride
         return tensor.view(-1)[first :: part.stride][: part.sizes[0]]
     if part.local is not None:
-        for dim, (start, count) in enumerate(zip(part.local.offsets, part.local.sizes, strict=True)):
+        for dim, (start, count) in enumerate(
+            zip(part.local.offsets, part.local.sizes, strict=True)
+        ):
             tensor = tensor.narrow(dim, start, count)
     return tensor

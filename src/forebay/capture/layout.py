@@ -79,7 +79,9 @@ def group_of(leaf: Leaf, walked: Walked, topology: Topology) -> Group:
     if holders is None:
         return Group(None, topology.world_size, topology.rank)
     if topology.rank not in holders:
-        raise StateError(f"{leaf.path}: rank {topology.rank} is not among its holders {holders[:8]}")
+        raise StateError(
+            f"{leaf.path}: rank {topology.rank} is not among its holders {holders[:8]}"
+        )
     return Group(holders, len(holders), holders.index(topology.rank))
 
 
@@ -191,8 +193,7 @@ def first_box(leaf: Leaf) -> Box:
 def _shift(part: Box, box: Box, local: Box) -> Box:
     """``part`` of the global ``box`` in the coordinates of the local tensor."""
     offsets = tuple(
-        p - b + start
-        for p, b, start in zip(part.offsets, box.offsets, local.offsets, strict=True)
+        p - b + start for p, b, start in zip(part.offsets, box.offsets, local.offsets, strict=True)
     )
     return Box(offsets, part.sizes)
 

@@ -141,9 +141,7 @@ class Link:
 
     def skip(self, step: int, attempt: str, reason: str) -> None:
         """Say that this rank took no snapshot of the step. Never blocks."""
-        self._outbox.put(
-            Skip(rank=self._hello.rank, step=step, attempt=attempt, reason=reason)
-        )
+        self._outbox.put(Skip(rank=self._hello.rank, step=step, attempt=attempt, reason=reason))
 
     def settle(self, timeout_s: float) -> StatusReply:
         """Wait until the agent has nothing under way. Raises DeadlineError."""
@@ -288,7 +286,9 @@ def _lock(path: Path, deadline: float) -> Iterator[None]:
                 if error.errno not in (errno.EACCES, errno.EAGAIN):
                     raise
                 if time.monotonic() > deadline:
-                    raise AgentError(f"agent: another rank holds {path} while starting one") from None
+                    raise AgentError(
+                        f"agent: another rank holds {path} while starting one"
+                    ) from None
                 time.sleep(_POLL_S)
         yield
     finally:

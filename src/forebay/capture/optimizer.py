@@ -24,7 +24,9 @@ def is_optimizer(item: object) -> bool:
     )
 
 
-def names_of(optimizer: Any, known: Mapping[int, str], path: str) -> list[tuple[str | int, Any, int]]:  # noqa: ANN401
+def names_of(
+    optimizer: Any, known: Mapping[int, str], path: str
+) -> list[tuple[str | int, Any, int]]:  # noqa: ANN401
     """``(name, parameter, group index)`` in the order of the optimizer's own numbering.
 
     ``known`` maps ``id(parameter)`` to its name in a module of the state. A parameter of no known
@@ -60,7 +62,9 @@ def named_state(optimizer: Any, known: Mapping[int, str], path: str) -> dict[str
     return named | {key: plain[key] for key in sorted(extra)}
 
 
-def missing_slots(optimizer: Any, known: Mapping[int, str], path: str) -> Iterator[tuple[str | int, Any]]:  # noqa: ANN401
+def missing_slots(
+    optimizer: Any, known: Mapping[int, str], path: str
+) -> Iterator[tuple[str | int, Any]]:  # noqa: ANN401
     """Parameters for which the optimizer holds no state yet, as a fresh one does for all."""
     for name, parameter, _ in names_of(optimizer, known, path):
         if not optimizer.state.get(parameter):

@@ -24,9 +24,7 @@ STAMP_ROOM_BYTES = 64 * 2**10
 class Stage:
     """An arena laid out by a plan, with the copies ready to run."""
 
-    def __init__(
-        self, held: Arena, plan: Plan, device: torch.device | None
-    ) -> None:
+    def __init__(self, held: Arena, plan: Plan, device: torch.device | None) -> None:
         self.arena = held
         self.plan = plan
         self.layout = msgspec.msgpack.encode(plan.layout)

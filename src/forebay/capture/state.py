@@ -81,7 +81,6 @@ class Walked:
         """Equal signs have equal layouts."""
         return tuple(leaf.sign for leaf in self.leaves)
 
-
     @property
     def accelerator(self) -> torch.device | None:
         """The device of the first tensor that is not on the CPU, or None."""

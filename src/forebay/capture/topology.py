@@ -88,5 +88,9 @@ def place(
     first = rank - local_rank
     last = min(first + local_size, world_size)
     return Topology(
-        rank=rank, world_size=world_size, node=node, nodes=nodes, node_ranks=tuple(range(first, last))
+        rank=rank,
+        world_size=world_size,
+        node=node,
+        nodes=nodes,
+        node_ranks=tuple(range(first, last)),
     )

@@ -42,7 +42,9 @@ SCHEMA = pa.schema(
 
 def write_index(stored: Iterable[Stored]) -> bytes:
     """All slices as one Parquet file, sorted by FQN, owner and offsets."""
-    rows = sorted(stored, key=lambda s: (s.slice.key.fqn, s.slice.key.rank or 0, s.slice.box.offsets))
+    rows = sorted(
+        stored, key=lambda s: (s.slice.key.fqn, s.slice.key.rank or 0, s.slice.box.offsets)
+    )
     columns: dict[str, list[Any]] = {
         "fqn": [s.slice.key.fqn for s in rows],
         "owner": [s.slice.key.rank for s in rows],
@@ -70,7 +72,9 @@ def write_index(stored: Iterable[Stored]) -> bytes:
     return sink.getvalue()
 
 
-def read_index(source: Any, fqns: Sequence[str] | None = None, name: str = "index") -> Iterator[Stored]:  # noqa: ANN401
+def read_index(
+    source: Any, fqns: Sequence[str] | None = None, name: str = "index"
+) -> Iterator[Stored]:  # noqa: ANN401
     """Slices of the named tensors (all when None) from a seekable binary file or bytes.
 
     Only row groups whose FQN range can hold one of ``fqns`` are read. Raises FormatError.
@@ -81,7 +85,9 @@ def read_index(source: Any, fqns: Sequence[str] | None = None, name: str = "inde
         if (file.schema_arrow.metadata or {}).get(b"forebay.index") != INDEX_VERSION:
             raise FormatError(f"{name}: not an index of version 1")
         if file.schema_arrow.names != SCHEMA.names:
-            raise FormatError(f"{name}: columns {file.schema_arrow.names} are not those of an index")
+            raise FormatError(
+                f"{name}: columns {file.schema_arrow.names} are not those of an index"
+            )
         for group in range(file.num_row_groups):
             if wanted is not None and not _may_hold(file, group, wanted):
                 continue
@@ -110,7 +116,9 @@ def _rows(table: pa.Table, name: str) -> Iterator[Stored]:
         )
         check_slice(piece)
         if piece.nbytes != row["nbytes"] or row["start"] < 0:
-            raise FormatError(f"{name}: {piece.key} has {row['nbytes']} bytes, expected {piece.nbytes}")
+            raise FormatError(
+                f"{name}: {piece.key} has {row['nbytes']} bytes, expected {piece.nbytes}"
+            )
         joined = row["blocks"] or b""
         blocks = tuple(joined[at : at + 32] for at in range(0, len(joined), 32))
         yield Stored(piece, row["file"], row["start"], row["digest"], blocks, row["rank"])

@@ -163,16 +163,7 @@ class StatusReply(msgspec.Struct, tag="status", frozen=True, kw_only=True):
 
 
 Message: TypeAlias = (
-    Hello
-    | Welcome
-    | Refused
-    | Ring
-    | Skip
-    | Bye
-    | AskStatus
-    | AskSettled
-    | Progress
-    | StatusReply
+    Hello | Welcome | Refused | Ring | Skip | Bye | AskStatus | AskSettled | Progress | StatusReply
 )
 
 _DECODER = msgspec.msgpack.Decoder(Message)

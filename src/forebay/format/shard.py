@@ -114,8 +114,7 @@ def header_bytes_of(first: bytes, file_bytes: int, name: str = "image") -> int:
     length = int.from_bytes(first[:8], "little")
     if length > MAX_HEADER_BYTES or 8 + length > file_bytes:
         raise FormatError(
-            f"{name}: header claims {length} bytes, file has {file_bytes}, "
-            f"limit {MAX_HEADER_BYTES}"
+            f"{name}: header claims {length} bytes, file has {file_bytes}, limit {MAX_HEADER_BYTES}"
         )
     return 8 + length
 
@@ -131,7 +130,9 @@ def read_header(header: bytes, file_bytes: int, name: str = "image") -> list[Ent
     try:
         found = msgspec.json.decode(header[8:end], type=dict[str, dict[str, object]])
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise FormatError(f"{name}: header is not the JSON of a safetensors file: {error}") from None
+        raise FormatError(
+            f"{name}: header is not the JSON of a safetensors file: {error}"
+        ) from None
     entries = []
     for key, value in found.items():
         if key != "__metadata__":
@@ -162,7 +163,11 @@ def _read_entry(name: str, key: str, value: dict[str, object], data_start: int) 
             f"its shape {row.shape} of {row.dtype} needs {math.prod(row.shape) * kind.item_bytes}"
         )
     return Entry(
-        name=key, tag=row.dtype, shape=tuple(row.shape), start=data_start + start, nbytes=end - start
+        name=key,
+        tag=row.dtype,
+        shape=tuple(row.shape),
+        start=data_start + start,
+        nbytes=end - start,
     )
 
 

@@ -111,7 +111,9 @@ def read_words(control: bytes | memoryview, head: ArenaHead, name: str) -> Words
     """Parse the words at the start of a control area. Raises FormatError."""
     state, fills, layout_bytes, stamp_bytes = _WORDS.unpack_from(control)
     if state > SlotState.DRAINING or WORD_BYTES + layout_bytes + stamp_bytes > head.control_bytes:
-        raise FormatError(f"{name}: slot words {state}, {layout_bytes}, {stamp_bytes} make no sense")
+        raise FormatError(
+            f"{name}: slot words {state}, {layout_bytes}, {stamp_bytes} make no sense"
+        )
     return Words(SlotState(state), fills, layout_bytes, stamp_bytes)
 
 

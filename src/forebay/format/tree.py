@@ -91,12 +91,12 @@ def encode_value(value: object, path: str) -> bytes:
     try:
         return msgspec.msgpack.encode(_pack(value, path, 0))
     except RecursionError:
-        raise StateError(f"{path}: nested deeper than {MAX_DEPTH}: a reference to itself?") from None
+        raise StateError(
+            f"{path}: nested deeper than {MAX_DEPTH}: a reference to itself?"
+        ) from None
 
 
-def decode_value(
-    data: bytes, path: str, named: Callable[[Named], Any] | None = None
-) -> Any:  # noqa: ANN401 - a value of any of the types above
+def decode_value(data: bytes, path: str, named: Callable[[Named], Any] | None = None) -> Any:  # noqa: ANN401 - a value of any of the types above
     """The value ``encode_value`` wrote. ``named`` turns a constant into the framework's own.
 
     Raises FormatError naming ``path``.
@@ -125,7 +125,10 @@ def _pack(value: object, path: str, depth: int) -> object:  # noqa: PLR0911 - on
         return ["bytearray", bytes(value)]
     if kind in (list, tuple):
         assert isinstance(value, list | tuple)
-        return [kind.__name__, [_pack(item, f"{path}/{i}", depth + 1) for i, item in enumerate(value)]]
+        return [
+            kind.__name__,
+            [_pack(item, f"{path}/{i}", depth + 1) for i, item in enumerate(value)],
+        ]
     if kind in (set, frozenset):
         assert isinstance(value, set | frozenset)
         packed = [_pack(item, path, depth + 1) for item in value]
@@ -133,7 +136,8 @@ def _pack(value: object, path: str, depth: int) -> object:  # noqa: PLR0911 - on
     if kind in (dict, OrderedDict):
         assert isinstance(value, dict)
         pairs = [
-            [_pack(k, path, depth + 1), _pack(v, f"{path}/{k}", depth + 1)] for k, v in value.items()
+            [_pack(k, path, depth + 1), _pack(v, f"{path}/{k}", depth + 1)]
+            for k, v in value.items()
         ]
         return ["dict" if kind is dict else "odict", pairs]
     full = f"{kind.__module__}.{kind.__qualname__}"

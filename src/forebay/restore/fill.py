@@ -130,7 +130,9 @@ class Binder:
                 if not want.box.elements:
                     continue
                 target = fill.tensor
-                for dim, (at, n) in enumerate(zip(fill.local.offsets, fill.local.sizes, strict=True)):
+                for dim, (at, n) in enumerate(
+                    zip(fill.local.offsets, fill.local.sizes, strict=True)
+                ):
                     target = target.narrow(dim, at, n)
                 dtype = getattr(torch, want.dtype)
                 source = torch.frombuffer(buffers[fill.want], dtype=carried_as(dtype))
@@ -354,7 +356,9 @@ class Binder:
 
     def _may_cast(self, saved: str, target: torch.dtype) -> bool:
         return (
-            self._allow_cast and getattr(torch, saved).is_floating_point and target.is_floating_point
+            self._allow_cast
+            and getattr(torch, saved).is_floating_point
+            and target.is_floating_point
         )
 
     def _array(self, item: np.ndarray[Any, Any], path: str, own: bool, stored: Stored) -> Finish:
@@ -363,7 +367,9 @@ class Binder:
             try:
                 finish = self._tensor(torch.from_numpy(item), path, own, stored)
             except TypeError:
-                self._problems.append(f"{path}: a numpy array of dtype {item.dtype} cannot be filled")
+                self._problems.append(
+                    f"{path}: a numpy array of dtype {item.dtype} cannot be filled"
+                )
                 return lambda: item
             return lambda: (finish(), item)[1]
         self._take(path, own)
@@ -404,7 +410,12 @@ class Binder:
         return lambda: sequence(item() for item in items)
 
     def _fresh(
-        self, template: Any, entry: tree.Tensor, path: str, own: bool, stored: Stored  # noqa: ANN401
+        self,
+        template: Any,
+        entry: tree.Tensor,
+        path: str,
+        own: bool,
+        stored: Stored,  # noqa: ANN401
     ) -> Finish:
         dtype = getattr(torch, entry.dtype)
         if (

@@ -58,9 +58,7 @@ class Session:
         if per_rank == "require" and same_world:
             own = self._own_entries()
         self._refuse_own = per_rank == "require" and not same_world
-        self._binder = Binder(
-            self._common, own, rank=rank, strict=strict, allow_cast=allow_cast
-        )
+        self._binder = Binder(self._common, own, rank=rank, strict=strict, allow_cast=allow_cast)
         self._fetched: Fetched | None = None
 
     def bind(self, state: dict[Any, Any]) -> bytes:

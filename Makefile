@@ -1,0 +1,48 @@
+# Every job is one target. Needs python3 (3.10 or newer), git and make; the rest is installed here.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DEMO_DIR ?= demo
+PYTEST_ARGS ?=
+
+.PHONY: help setup demo test lint bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make setup   make .venv and install Forebay with all that its tests need"
+	@echo "make demo    train, kill, resume, compare: a table and demo/summary.json"
+	@echo "make test    run all tests"
+	@echo "make lint    ruff and mypy"
+	@echo "make bench   pause against a plain copy, drain against the disk"
+
+$(STAMP): pyproject.toml constraints-dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "forebay: python3 is older than 3.10: install a newer one, or make PYTHON=/path/to/python3"; exit 1; }
+	@echo "== making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "forebay: python3 cannot make a venv: install its venv package (Debian: python3-venv)"; exit 1; }
+	@echo "== installing Forebay and what its demo and tests need (about 1 GB with torch)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-dev.txt -e '.[dev]'
+	@touch $@
+
+setup: $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/forebay demo --directory $(DEMO_DIR)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	$(BIN)/python -m bench.pause
+	$(BIN)/python -m bench.drain
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,56 @@
+"""``forebay agent URL``: serve a run on this node in the foreground."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from forebay.capture.arena import make_job_directory
+from forebay.config import linger_s, runtime_directory
+from forebay.drain.agent import run_agent
+from forebay.format.messages import AGENT_CONFIG, AgentConfig, job_directory
+from forebay.storage.store import open_store, resolve_url
+from forebay.units import parse_rate, parse_seconds
+
+
+def agent(
+    url: Annotated[str, typer.Argument(help="The run: a directory or URL.")],
+    local: Annotated[Path | None, typer.Option(help="Node-local tier (NVMe).")] = None,
+    node: Annotated[int, typer.Option(help="Number of this node in the job.")] = 0,
+    drain_rate: Annotated[str | None, typer.Option(help="Limit of the drain, as 500MB/s.")] = None,
+    keep_last: Annotated[int | None, typer.Option(help="Committed checkpoints that stay.")] = None,
+    keep_every: Annotated[int | None, typer.Option(help="Multiples of this step stay.")] = None,
+    linger: Annotated[str | None, typer.Option(help="How long to outlive dead trainers.")] = None,
+) -> None:
+    """Run the node agent of a run in the foreground (trainers start one by themselves otherwise)."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
+    run = resolve_url(url)
+    open_store(run)
+    if local is not None:
+        open_store(local.absolute())
+    directory = job_directory(runtime_directory(), run, node)
+    make_job_directory(directory)
+    config = AgentConfig(
+        run=run,
+        local=None if local is None else str(local.absolute()),
+        node=node,
+        keep_last=keep_last,
+        keep_every=keep_every,
+        drain_bytes_per_s=None if drain_rate is None else parse_rate(drain_rate),
+        linger_s=linger_s() if linger is None else parse_seconds(linger),
+    )
+    temporary = directory / f".{AGENT_CONFIG}.cli"
+    temporary.write_bytes(msgspec.json.encode(config))
+    temporary.chmod(0o600)
+    temporary.rename(directory / AGENT_CONFIG)
+    raise typer.Exit(run_agent(directory))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("agent")(agent)

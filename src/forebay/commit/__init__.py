@@ -1,0 +1,1 @@
+"""Records to manifest: a checkpoint is complete or absent."""

@@ -1,0 +1,133 @@
+"""The commit point: index and state first, then the manifest, created if absent."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable
+
+import forebay
+from forebay.commit.catalog import Catalog, pack_entries
+from forebay.commit.gather import Checked, check_records, read_one, wait_for_records
+from forebay.errors import ConflictError, IncompleteError, NotFoundError, StoreError
+from forebay.format import names, tree
+from forebay.format.digests import digest
+from forebay.format.manifest import MANIFEST_VERSION, Manifest, Ref, read_manifest, write_manifest
+from forebay.storage.store import CreateOutcome, Store
+
+
+class Verdict(enum.Enum):
+    """How a commit ended: ours was first, one of the same attempt was, another attempt's was."""
+
+    COMMITTED = "committed"
+    SAME = "same"
+    LOST = "lost"
+
+
+def publish(
+    store: Store, checked: Checked, *, clock: Callable[[], float] = time.time
+) -> tuple[Verdict, Manifest]:
+    """Write index, state, and then the manifest; returns the manifest that now stands.
+
+    Any number of committers may do this at once: all end with one manifest and the right verdict.
+    An unknown outcome is settled by reading back; raises StoreError when even that fails, and then
+    nothing of the attempt may be deleted.
+    """
+    from forebay.format.index import write_index  # pyarrow is large: only the committer needs it
+
+    first = checked.first
+    key = names.manifest_key(first.step)
+    index = _put(store, names.index_key(first.step, first.attempt), write_index(checked.stored))
+    state = _put(store, names.state_key(first.step, first.attempt), pack_entries(checked.entries))
+    manifest = Manifest(
+        version=MANIFEST_VERSION,
+        features=[],
+        forebay=forebay.__version__,
+        run=first.run,
+        step=first.step,
+        attempt=first.attempt,
+        committed_s=clock(),
+        world_size=first.world_size,
+        nodes=first.nodes,
+        data_bytes=sum(s.nbytes for one in checked.gathered for s in one.record.shards),
+        tensors=sum(isinstance(entry, tree.Tensor) for entry in checked.entries),
+        slices=len(checked.stored),
+        index=index,
+        state=state,
+        records=[one.ref for one in checked.gathered],
+    )
+    outcome = store.create(key, write_manifest(manifest))
+    if outcome is CreateOutcome.COMMITTED:
+        return Verdict.COMMITTED, manifest
+    try:
+        there = read_manifest(store.get(key, max_bytes=1 << 24), f"{store.url}/{key}")
+    except NotFoundError:
+        raise StoreError(
+            f"{store.url}/{key}: the reply to its creation was lost and it is not there; nothing "
+            f"was deleted: run `forebay commit` for step {first.step} once the store is well"
+        ) from None
+    if there.attempt != first.attempt:
+        return Verdict.LOST, there
+    return (Verdict.SAME if outcome is CreateOutcome.EXISTS else Verdict.COMMITTED), there
+
+
+def _put(store: Store, key: str, data: bytes) -> Ref:
+    """Write an object of the attempt; another committer of it may have written it already.
+
+    Two versions of the software may encode the same content differently: what is there stands.
+    """
+    try:
+        store.put(key, data)
+    except ConflictError:
+        data = store.get(key, max_bytes=1 << 34)
+    return Ref(key, len(data), digest(data).hex())
+
+
+def commit_step(
+    store: Store, step: int, attempt: str, *, nodes: int, timeout_s: float
+) -> tuple[Verdict, Manifest]:
+    """Gather, check, publish. Raises ConflictError when another attempt has this step."""
+    gathered = wait_for_records(store, step, attempt, nodes=nodes, timeout_s=timeout_s)
+    verdict, manifest = publish(store, check_records(store, gathered))
+    if verdict is Verdict.LOST:
+        raise ConflictError(
+            f"step {step} is already committed by attempt {manifest.attempt}; attempt {attempt} "
+            "was not published: save under a newer step"
+        )
+    return verdict, manifest
+
+
+def finish(store: Store, step: int, attempt: str | None = None) -> tuple[Verdict, Manifest]:
+    """Commit a step whose records are all there, whoever wrote them.
+
+    Raises IncompleteError naming what is missing, NotFoundError when nothing of the step is there,
+    ConflictError when several attempts are complete and none was named.
+    """
+    catalog = Catalog(store)
+    if step in catalog.steps():
+        manifest = catalog.manifest(step)
+        if attempt in (None, manifest.attempt):
+            return Verdict.SAME, manifest
+    found = [u for u in catalog.unfinished() if u.step == step and attempt in (None, u.attempt)]
+    if not found:
+        catalog.require_run()
+        raise NotFoundError(f"{store.url}: nothing was stored for step {step}")
+    complete = [u for u in found if u.complete]
+    if len(complete) > 1:
+        raise ConflictError(
+            f"step {step}: attempts {', '.join(u.attempt for u in complete)} are complete: name one"
+        )
+    if not complete:
+        raise IncompleteError(
+            f"step {step}: " + "; ".join(_lack(store, u.step, u.attempt, u.nodes) for u in found)
+        )
+    chosen = complete[0]
+    assert chosen.nodes is not None
+    return commit_step(store, step, chosen.attempt, nodes=chosen.nodes, timeout_s=0.0)
+
+
+def _lack(store: Store, step: int, attempt: str, nodes: int | None) -> str:
+    if nodes is None:
+        return f"attempt {attempt}: no node's record is there"
+    missing = [n for n in range(nodes) if read_one(store, step, attempt, n) is None]
+    return f"attempt {attempt}: no record of nodes {', '.join(map(str, missing))} of {nodes}"

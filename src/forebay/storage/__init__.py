@@ -1,0 +1,1 @@
+"""Where bytes rest: keys and buffers. Knows no checkpoints."""

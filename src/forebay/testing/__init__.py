@@ -1,0 +1,1 @@
+"""What tests of Forebay, and of stores written for it, are made with."""

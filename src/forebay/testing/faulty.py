@@ -1,0 +1,174 @@
+"""A store that fails on purpose: ``faulty+file:///directory?script=/path/faults.json``.
+
+The script is a JSON list of rules and is read again whenever it changes, so that a test can switch
+faults on and off while an agent lives in another process. A rule::
+
+    {"op": "put_large", "match": "rank-00001", "do": "enospc", "times": 1}
+
+``op`` is put, put_large, create, get, read_into, head, list or delete; ``match`` a regular
+expression searched in the key. ``do``:
+
+    enospc, eio     fail with that error before anything happens
+    partial         write nothing visible, fail after ``at_bytes`` were consumed
+    delay           wait ``seconds`` first
+    kill            SIGKILL this process
+    lost_reply      do it, then report an unknown outcome (create) or a failure
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+
+from forebay.errors import FullError, StoreError, UsageError
+from forebay.storage.pace import Pace
+from forebay.storage.store import CreateOutcome, ObjectInfo, OnProgress, Store, open_store
+
+_BLOCK_BYTES = 64 * 2**10
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One fault: from the ``after``-th matching call on (1 is the first), ``times`` times."""
+
+    op: str
+    do: Literal["enospc", "eio", "partial", "delay", "kill", "lost_reply"]
+    match: str = ""
+    after: int = 1
+    times: int | None = None
+    seconds: float = 0.0
+    at_bytes: int = 0
+    message: str = ""
+
+
+class FaultyStore(Store):
+    """Wraps a store and follows a script of faults."""
+
+    def __init__(self, url: str, inner: Store, script: Path) -> None:
+        self.url = url
+        self.inner = inner
+        self.capabilities = inner.capabilities
+        self._script = script
+        self._stamp: tuple[int, int] | None = None
+        self._rules: list[Rule] = []
+        self._calls: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def _rule(self, op: str, key: str) -> Rule | None:
+        """The fault for this call, if one is due."""
+        with self._lock:
+            found = self._script.stat()
+            stamp = (found.st_mtime_ns, found.st_ino)
+            if stamp != self._stamp:
+                self._rules = msgspec.json.decode(self._script.read_bytes(), type=list[Rule])
+                self._stamp, self._calls = stamp, {}
+            for number, rule in enumerate(self._rules):
+                if rule.op != op or re.search(rule.match, key) is None:
+                    continue
+                count = self._calls[number] = self._calls.get(number, 0) + 1
+                last = None if rule.times is None else rule.after + rule.times
+                if count >= rule.after and (last is None or count < last):
+                    return rule
+        return None
+
+    def _before(self, op: str, key: str) -> Rule | None:
+        """Do what comes before the call; returns the rule when something comes after it."""
+        rule = self._rule(op, key)
+        if rule is None:
+            return None
+        where = f"{self.url.partition('?')[0]}/{key}"
+        if rule.do == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rule.do == "delay":
+            time.sleep(rule.seconds)
+            return None
+        if rule.do == "enospc":
+            raise FullError(f"{where}: {rule.message or os.strerror(errno.ENOSPC)}")
+        if rule.do == "eio":
+            raise StoreError(f"{where}: {rule.message or os.strerror(errno.EIO)}")
+        return rule
+
+    def _after(self, rule: Rule | None, key: str) -> None:
+        if rule is not None:
+            raise StoreError(f"{self.url.partition('?')[0]}/{key}: the reply was lost")
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        rule = self._before("get", key)
+        data = self.inner.get(key, max_bytes=max_bytes)
+        self._after(rule, key)
+        return data
+
+    def read_into(self, key: str, start: int, into: memoryview) -> None:
+        rule = self._before("read_into", key)
+        self.inner.read_into(key, start, into)
+        self._after(rule, key)
+
+    def head(self, key: str) -> ObjectInfo | None:
+        rule = self._before("head", key)
+        found = self.inner.head(key)
+        self._after(rule, key)
+        return found
+
+    def put(self, key: str, data: bytes) -> None:
+        rule = self._before("put", key)
+        self.inner.put(key, data)
+        self._after(rule, key)
+
+    def put_large(
+        self,
+        key: str,
+        view: memoryview,
+        *,
+        on_progress: OnProgress | None = None,
+        pace: Pace | None = None,
+    ) -> None:
+        rule = self._before("put_large", key)
+        if rule is not None and rule.do == "partial":
+            for at in range(0, min(rule.at_bytes, view.nbytes), _BLOCK_BYTES):
+                step = min(_BLOCK_BYTES, rule.at_bytes - at, view.nbytes - at)
+                if pace is not None:
+                    pace.take(step)
+                if on_progress is not None:
+                    on_progress(step)
+            raise FullError(f"{self.url.partition('?')[0]}/{key}: cut off at {rule.at_bytes} bytes")
+        self.inner.put_large(key, view, on_progress=on_progress, pace=pace)
+        self._after(rule, key)
+
+    def create(self, key: str, data: bytes) -> CreateOutcome:
+        rule = self._before("create", key)
+        outcome = self.inner.create(key, data)
+        return outcome if rule is None else CreateOutcome.UNKNOWN
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        rule = self._before("list", prefix)
+        yield from self.inner.list(prefix)
+        self._after(rule, prefix)
+
+    def delete(self, key: str) -> bool:
+        rule = self._before("delete", key)
+        gone = self.inner.delete(key)
+        self._after(rule, key)
+        return gone
+
+    def local_path(self, key: str) -> Path | None:
+        return self.inner.local_path(key)
+
+
+def open_faulty(url: str) -> Store:
+    """Entry point of the scheme ``faulty``. Raises UsageError without a script."""
+    parts = urlsplit(url)
+    query: dict[str, Any] = parse_qs(parts.query)
+    if "script" not in query:
+        raise UsageError(f"store: {url!r}: expected ?script=/path/to/faults.json")
+    scheme = parts.scheme.partition("+")[2] or "file"
+    inner = open_store(f"{scheme}://{parts.netloc}{parts.path}")
+    return FaultyStore(url, inner, Path(query["script"][0]))

@@ -1,0 +1,1 @@
+"""What people see: events, metrics, alerts."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from forebay.cli.demo_text import Windows
+from forebay.demo.text import Windows
 
 
 class Loader(Protocol):

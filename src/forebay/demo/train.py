@@ -1,6 +1,6 @@
 """The demo's training job, run on every rank by torchrun; the user's side of the API.
 
-    python -m torch.distributed.run --standalone --nproc-per-node 4 -m forebay.cli.demo_train ...
+    python -m torch.distributed.run --standalone --nproc-per-node 4 -m forebay.demo.train ...
 
 Writes into ``--out``: ``losses.jsonl`` (rank 0, a line a step), ``saved-<step>.<rank>`` (the pid,
 written the moment ``save`` has returned), ``report-<rank>.json`` and, at the end,
@@ -26,9 +26,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 import forebay
-from forebay.cli.demo_loader import make_loader
-from forebay.cli.demo_model import FULL, GPT, QUICK
-from forebay.cli.demo_text import Windows, open_text
+from forebay.demo.loader import make_loader
+from forebay.demo.model import FULL, GPT, QUICK
+from forebay.demo.text import Windows, open_text
 
 if TYPE_CHECKING:
     from forebay.snapshot import Snapshot
@@ -40,7 +40,7 @@ CLOSE_TIMEOUT_S = 90.0
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line; ``--mode restore`` restores and gathers, without a step of training."""
-    parser = argparse.ArgumentParser(prog="forebay.cli.demo_train")
+    parser = argparse.ArgumentParser(prog="forebay.demo.train")
     parser.add_argument("--mode", choices=("train", "restore"), default="train")
     parser.add_argument("--store", required=True)
     parser.add_argument("--out", required=True, type=Path)

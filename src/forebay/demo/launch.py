@@ -21,7 +21,7 @@ from forebay.format.messages import AGENT_LOCK
 LINGER_S = 5
 POLL_S = 0.002
 GRACE_S = 10.0
-_MODULE = "forebay.cli.demo_train"
+_MODULE = "forebay.demo.train"
 _LAUNCHER = "torch.distributed.run"
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 # Another launcher's variables would tell our ranks a wrong place; a fixed attempt would mix starts.

@@ -23,7 +23,7 @@ class Shape:
 
 
 FULL = Shape(layers=8, heads=8, width=256, context=128)
-QUICK = Shape(layers=2, heads=4, width=64, context=32)
+QUICK = Shape(layers=3, heads=4, width=128, context=32)
 
 
 class Block(nn.Module):

@@ -33,7 +33,8 @@ from forebay.format.manifest import Manifest, read_manifest
 from forebay.restore.report import RestoreReport
 from forebay.restore.session import Session
 from forebay.snapshot import Snapshot
-from forebay.storage.store import Store, open_store, resolve_url
+from forebay.storage.address import open_store, resolve_url
+from forebay.storage.store import Store
 from forebay.watch.events import emit
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from forebay.format.slices import Box, TensorKey
 from forebay.restore.fetch import fetch
 from forebay.restore.reads import Want, plan_reads
 from forebay.restore.source import StoreSource
-from forebay.storage.store import open_store
+from forebay.storage.address import open_store
 
 # Types numpy lacks come back as integers of their size, bit for bit.
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}

@@ -341,6 +341,23 @@ def save_late(url: str, late_rank: int, go: str, done: str) -> Any:
     return "committed"
 
 
+def save_without(url: str, missing: int) -> Any:
+    """All save step 1; then one rank dies and the others save step 2."""
+    group()
+    state = {"w": forebay.per_rank(torch.ones(100))}
+    checkpointer = forebay.Checkpointer(url)
+    checkpointer.prepare(state)
+    checkpointer.save(1, state).wait("durable", timeout_s=60)
+    dist.barrier()
+    if missing == RANK:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        checkpointer.save(2, state).wait("durable", timeout_s=60)
+    except forebay.ForebayError as error:
+        Path(os.environ["RESULT"]).write_text(json.dumps(f"{error.kind}: {error}"))
+    os._exit(0)
+
+
 def save_and_hang(url: str, step: int, marker: str, nbytes: int, **options: Any) -> Any:
     """Save, say so, then stay until killed."""
     if WORLD > 1:

@@ -163,6 +163,8 @@ class Link:
         if self._wire is not None:
             self._wire.close()
         self._threads[0].join(timeout=5)
+        if self._wire is not None:  # renewed in the meantime
+            self._wire.close()
 
     def _speak(self) -> None:
         while (message := self._outbox.get()) is not None:
@@ -196,7 +198,7 @@ class Link:
         try:
             self._wire = self._connect()
             emit("agent.found_again", directory=self._directory)
-        except (AgentError, BusyError) as error:
+        except (AgentError, BusyError, OSError) as error:
             self._ledger.agent = f"gone: {error}"
             self._closing.wait(_RETRY_S)
 

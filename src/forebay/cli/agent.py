@@ -14,7 +14,7 @@ from forebay.capture.arena import make_job_directory
 from forebay.config import linger_s, runtime_directory
 from forebay.drain.agent import run_agent
 from forebay.format.messages import AGENT_CONFIG, AgentConfig, job_directory
-from forebay.storage.store import open_store, resolve_url
+from forebay.storage.address import open_store, resolve_url
 from forebay.units import parse_rate, parse_seconds
 
 

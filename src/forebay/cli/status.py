@@ -14,7 +14,7 @@ from forebay.config import runtime_directory
 from forebay.drain.agent import ask, read_config
 from forebay.errors import AgentError, ForebayError
 from forebay.format.messages import AGENT_SOCKET, AskStatus, Phase, StatusReply
-from forebay.storage.store import resolve_url
+from forebay.storage.address import resolve_url
 from forebay.units import show_bytes, show_rate
 
 _BAD = (Phase.FAILED, Phase.ABANDONED)

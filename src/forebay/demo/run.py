@@ -20,7 +20,7 @@ from forebay.demo.home import RESTORES, RUNS, exit_on_terminate, take_home
 from forebay.errors import DeadlineError, ForebayError, UsageError
 from forebay.format.messages import job_directory
 from forebay.format.names import manifest_key
-from forebay.storage.store import resolve_url
+from forebay.storage.address import resolve_url
 from forebay.units import show_bytes, show_seconds
 
 RANKS = 4

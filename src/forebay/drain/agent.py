@@ -19,6 +19,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import msgspec
@@ -53,7 +54,7 @@ from forebay.format.messages import (
     read_message,
     write_frame,
 )
-from forebay.storage.store import open_store
+from forebay.storage.address import open_store
 from forebay.watch.events import LOGGER, emit
 
 _POLL_S = 0.2
@@ -386,8 +387,27 @@ async def _serve(directory: Path, config: AgentConfig) -> None:
     await Agent(directory, config).run()
 
 
+class _NoPandas(MetaPathFinder):
+    """Makes ``import pandas`` fail as if it were not installed."""
+
+    def find_spec(self, name: str, _path: object, _target: object = None) -> None:
+        """Refuse pandas, pass on all else."""
+        if name == "pandas":
+            raise ModuleNotFoundError("an agent has no use for pandas", name=name)
+
+
+def _stay_small() -> None:
+    """Keep pyarrow, which only a commit loads, from bringing along what an agent has no use for.
+
+    It would import pandas wherever that is installed, and its own allocator reserves ahead.
+    """
+    sys.meta_path.insert(0, _NoPandas())
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+
+
 def main(arguments: list[str]) -> int:
     """Entry of ``python -m forebay.drain.agent``: the job's directory, maybe ``--detach`` first."""
+    _stay_small()
     logging.basicConfig(
         level=logging.INFO,
         stream=sys.stderr,

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from forebay.errors import FormatError
@@ -94,10 +93,16 @@ def read_index(
                 continue
             table = file.read_row_group(group)
             if wanted is not None:
-                table = table.filter(pc.is_in(table["fqn"], pa.array(wanted)))
+                table = table.filter(_is_one_of(table["fqn"], wanted))
             yield from _rows(table, name)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise FormatError(f"{name}: not a readable index: {error}") from error
+
+
+def _is_one_of(column: pa.ChunkedArray, wanted: list[str]) -> pa.ChunkedArray:
+    import pyarrow.compute as pc  # only readers need it, and it is large
+
+    return pc.is_in(column, pa.array(wanted))
 
 
 def _may_hold(file: pq.ParquetFile, group: int, wanted: list[str]) -> bool:

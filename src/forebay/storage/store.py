@@ -8,14 +8,11 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from forebay.errors import FullError, StoreError, UsageError
 from forebay.storage.pace import Pace
 
-STORE_GROUP = "forebay.stores"
 _PART = re.compile(r"[A-Za-z0-9._=-]+")
 _FULL = {28, 122}  # ENOSPC, EDQUOT
 
@@ -138,50 +135,3 @@ def store_error(error: OSError, what: str) -> StoreError:
     if error.errno in _FULL:
         return FullError(f"{what}: {cause}: free space there or enlarge it")
     return StoreError(f"{what}: {cause}")
-
-
-def resolve_url(url: str | os.PathLike[str]) -> str:
-    """A directory as an absolute ``file://``-free path, any other URL as it is.
-
-    The result names the run: two spellings of one directory give one name.
-    """
-    text = os.fspath(url)
-    if "://" not in text:
-        return os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111 - text in, text out
-    parts = urlsplit(text)
-    if parts.scheme == "file":
-        if parts.netloc not in ("", "localhost") or not parts.path:
-            raise UsageError(f"store: {text!r}: expected file:///absolute/path")
-        return os.path.abspath(unquote(parts.path))  # noqa: PTH100
-    return text
-
-
-def open_store(url: str | os.PathLike[str], *, make: bool = True) -> Store:
-    """Open a store by URL or directory. Makes the run's directory; its parent must exist.
-
-    With ``make=False``, for reading, a directory that is not there is NotFoundError.
-
-    Schemes beyond ``file`` and ``memory`` come from the entry points ``forebay.stores``: a scheme,
-    or what stands before its ``+``. Raises UsageError for a scheme nobody knows.
-    """
-    from forebay.storage.directory import DirectoryStore
-    from forebay.storage.memory import MemoryStore
-
-    text = resolve_url(url)
-    if "://" not in text:
-        return DirectoryStore(Path(text), make=make)
-    scheme = urlsplit(text).scheme
-    if scheme == "memory":
-        return MemoryStore.named(text)
-    known = {point.name: point for point in entry_points(group=STORE_GROUP)}
-    for name in (scheme, scheme.partition("+")[0]):
-        if name in known:
-            store = known[name].load()(text)
-            assert isinstance(store, Store)
-            return store
-    if scheme in ("s3", "gs", "az"):
-        raise UsageError(f"store: {text!r}: object stores are not in this version; use a directory")
-    names = ", ".join(sorted({"file", "memory", *known}))
-    raise UsageError(
-        f"store: unknown scheme {scheme!r} in {text!r}; known are a directory, {names}"
-    )

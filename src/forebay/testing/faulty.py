@@ -31,8 +31,9 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from forebay.errors import FullError, StoreError, UsageError
+from forebay.storage.address import open_store
 from forebay.storage.pace import Pace
-from forebay.storage.store import CreateOutcome, ObjectInfo, OnProgress, Store, open_store
+from forebay.storage.store import CreateOutcome, ObjectInfo, OnProgress, Store
 
 _BLOCK_BYTES = 64 * 2**10
 

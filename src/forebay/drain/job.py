@@ -10,6 +10,8 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from forebay.format.messages import FINAL_PHASES, Phase
 from forebay.format.paths import component
 from forebay.format.slot import Layout, Stamp
@@ -75,6 +77,14 @@ class Part:
         if state not in PART_MOVES[self.state]:
             raise AssertionError(f"part of rank {self.layout.rank}: {self.state} -> {state}")
         self.state = state
+
+    def slim(self) -> None:
+        """Drop what only an unfinished part needs: many ended ones are remembered."""
+        self.digests = None
+        self.layout = msgspec.structs.replace(
+            self.layout, slices=[], witnesses=[], start_digests=[]
+        )
+        self.stamp = msgspec.structs.replace(self.stamp, tree=b"", own=b"")
 
     @property
     def components(self) -> str:

@@ -31,17 +31,19 @@ class Missing:
         """Since when no rank of the attempt lives, or None while one does."""
         return self._orphaned.get(attempt)
 
-    def look(self, unfinished: Sequence[Snapshot]) -> list[tuple[Snapshot, str]]:
+    def look(self, known: Sequence[Snapshot]) -> list[tuple[Snapshot, str]]:
         """Snapshots to be given up now, each with the reason, which names the missing ranks."""
         given_up = []
         now = self._clock()
-        for snapshot in unfinished:
+        for snapshot in known:
+            if snapshot.final:
+                continue
             base = snapshot.base_attempt
             if any(self._lives(rank, base) for rank in snapshot.node_ranks):
                 self._orphaned.pop(base, None)
             else:
                 self._orphaned.setdefault(base, now)
-            why = self._why_vain(snapshot, unfinished)
+            why = self._why_vain(snapshot, known)
             if why is None:
                 self._vain_since.pop(snapshot.key, None)
             elif now - self._vain_since.setdefault(snapshot.key, now) > GRACE_S:

@@ -119,7 +119,7 @@ class Agent:
             self._drainer.scan()
         except OSError as error:
             emit("agent.scan_failed", level=logging.ERROR, why=error)
-        for snapshot, why in self._missing.look(self._snapshots.unfinished):
+        for snapshot, why in self._missing.look(self.known()):
             self._snapshots.abandon(snapshot, why)
 
     def known(self) -> list[Snapshot]:

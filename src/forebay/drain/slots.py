@@ -166,7 +166,8 @@ def check_ticket(layout: Layout, stamp: Stamp, head: ArenaHead, name: str) -> No
         names.check_attempt(stamp.attempt)
     except UsageError as error:
         raise FormatError(f"{name}: {error}") from None
-    if not 0 <= layout.header_bytes <= layout.image_bytes <= head.image_bytes:
+    header_limit = layout.image_bytes if layout.slices else head.image_bytes
+    if not 0 <= layout.header_bytes <= header_limit <= head.image_bytes:
         raise FormatError(
             f"{name}: an image of {layout.image_bytes} bytes in a slot of {head.image_bytes}"
         )

@@ -102,6 +102,7 @@ class Snapshots:
         self._note_end(snapshot)
         for part in snapshot.parts.values():
             self.free(part)
+            part.slim()
         self.tell(snapshot)
 
     def _note_end(self, snapshot: Snapshot) -> None:

@@ -34,8 +34,8 @@ from forebay.format.slices import Box, Slice, TensorKey
 from forebay.format.slot import (
     WORD_BYTES,
     Layout,
-    SlotState,
     SliceRow,
+    SlotState,
     Stamp,
     StartDigest,
     WitnessRow,

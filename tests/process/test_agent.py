@@ -36,7 +36,6 @@ from forebay.format.messages import (
     job_directory,
     job_name,
 )
-from forebay.format.slot import SlotState
 from forebay.storage.directory import DirectoryStore
 from forebay.testing.faulty import Rule
 from tests.player import Player, connected, receive

@@ -78,7 +78,10 @@ class _NoPandas(MetaPathFinder):
     """
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002 - the protocol of importlib
+        target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
         """Nothing of anything, and pandas not at all."""
         if fullname == "pandas":

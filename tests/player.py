@@ -118,11 +118,13 @@ class Player:
         self.arena = f"rank-{rank:05d}.{generation}.arena"
         self._witness_start = witness_start
         path = directory / self.arena
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        hidden = directory / f".{self.arena}"
+        fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         os.ftruncate(fd, self.head.total_bytes)
         self.map = mmap.mmap(fd, self.head.total_bytes)
         os.close(fd)
         self.map[: len(self.head.write())] = self.head.write()
+        hidden.rename(path)
 
     def data(self, step: int) -> bytes:
         """The bytes of this rank's slice at ``step``."""

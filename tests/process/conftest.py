@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -57,7 +58,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for pid in agent_pids(path):
         os.kill(pid, signal.SIGKILL)
     poll(lambda: not agent_pids(path), "agents to end")
-    shutil.rmtree(path)
+    shutil.rmtree(path, ignore_errors=True)  # the last agent may have removed it
 
 
 def kill_agent(runtime: Path) -> int:
@@ -103,74 +104,144 @@ def faults(tmp_path: Path) -> Faults:
 
 
 @dataclass
+class Said:
+    """What a command said: exit status, both streams, and the document of ``--json``."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """Standard output as one JSON document."""
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def cli() -> Callable[..., Said]:
+    """Run ``forebay`` with arguments in a process of its own."""
+
+    def run(*arguments: object, timeout_s: float = 60.0) -> Said:
+        done = subprocess.run(
+            [sys.executable, "-m", "forebay.cli", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+class Nursery:
+    """A process that has torch loaded and forks rank processes (see workers.py)."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(WORKERS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+
+    def start(self, order: dict[str, Any]) -> int:
+        """Fork one rank; returns its pid."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """End the nursery."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """One nursery for all tests."""
+    made = Nursery()
+    yield made
+    made.close()
+
+
+@dataclass
 class Ranks:
     """Rank processes of one job, started together."""
 
-    processes: list[subprocess.Popen[str]]
+    pids: list[int]
     results: list[Path]
     logs: list[Path]
+
+    def alive(self) -> list[int]:
+        """Pids of ranks that still run."""
+        return [pid for pid in self.pids if psutil.pid_exists(pid)]
 
     def wait(self, timeout_s: float = 120.0, *, check: bool = True) -> list[Any]:
         """What each rank returned. With ``check``, a rank that failed fails the test."""
         deadline = time.monotonic() + timeout_s
-        try:
-            for process in self.processes:
-                process.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self.kill()
-            pytest.fail(f"ranks still run after {timeout_s:g} s\n{self.log_tails()}")
-        if check and any(process.returncode for process in self.processes):
-            pytest.fail(f"ranks ended {[p.returncode for p in self.processes]}\n{self.log_tails()}")
+        while self.alive():
+            if time.monotonic() > deadline:
+                tails = self.log_tails()
+                self.kill()
+                pytest.fail(f"ranks still run after {timeout_s:g} s\n{tails}")
+            time.sleep(0.02)
+        statuses = [self._status(result) for result in self.results]
+        if check and any(status != "0" for status in statuses):
+            pytest.fail(f"ranks ended {statuses}\n{self.log_tails()}")
         return [json.loads(r.read_text()) if r.exists() else None for r in self.results]
 
+    @staticmethod
+    def _status(result: Path) -> str:
+        path = result.with_name(result.name + ".status")
+        return path.read_text() if path.exists() else "killed"
+
     def kill(self) -> None:
-        """SIGKILL all ranks and reap them."""
-        for process in self.processes:
-            process.kill()
-        for process in self.processes:
-            process.wait(30)
+        """SIGKILL all ranks and wait until they are gone."""
+        for pid in self.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        poll(lambda: not self.alive(), "killed ranks to end")
 
     def log_tails(self) -> str:
         """The last lines of every rank's output."""
-        return "\n".join(f"--- {p.name}\n{p.read_text()[-3000:]}" for p in self.logs)
+        return "\n".join(f"--- {p.name}\n{p.read_text()[-3000:]}" for p in self.logs if p.exists())
 
 
 @pytest.fixture
 def start_ranks(
-    tmp_path: Path, runtime: Path, request: pytest.FixtureRequest
+    tmp_path: Path, runtime: Path, nursery: Nursery
 ) -> Iterator[Callable[..., Ranks]]:
     """``start_ranks(worker, world_size, **arguments)`` runs a function of workers.py on each rank."""
     started: list[Ranks] = []
+    passed = {k: v for k, v in os.environ.items() if k.startswith("FOREBAY_")}
 
     def start(
         worker: str, world_size: int, *, local_size: int | None = None, **arguments: Any
-    ) -> Ranks:  # noqa: ANN401
+    ) -> Ranks:
         home = tmp_path / f"ranks-{len(started)}"
         home.mkdir()
         local = local_size or world_size
         ranks = Ranks([], [], [])
         for rank in range(world_size):
-            env = os.environ | {
+            env = passed | {
                 "RANK": str(rank),
                 "WORLD_SIZE": str(world_size),
                 "LOCAL_RANK": str(rank % local),
                 "LOCAL_WORLD_SIZE": str(local),
-                "OMP_NUM_THREADS": "1",
                 "RENDEZVOUS": str(home / "rendezvous"),
                 "RESULT": str(home / f"result-{rank}.json"),
             }
             log = home / f"rank-{rank}.log"
-            with log.open("w") as out:
-                ranks.processes.append(
-                    subprocess.Popen(
-                        [sys.executable, str(WORKERS), worker, json.dumps(arguments)],
-                        env=env,
-                        stdout=out,
-                        stderr=subprocess.STDOUT,
-                        stdin=subprocess.DEVNULL,
-                        text=True,
-                    )
-                )
+            order = {"worker": worker, "arguments": arguments, "env": env, "log": str(log)}
+            ranks.pids.append(nursery.start(order))
             ranks.results.append(home / f"result-{rank}.json")
             ranks.logs.append(log)
         started.append(ranks)

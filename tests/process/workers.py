@@ -1,11 +1,17 @@
-"""What a rank process does in a test: run as ``workers.py NAME JSON``, writes its result as JSON."""
+"""What a rank process does in a test, and the nursery that makes such processes quickly.
+
+Run as a program this is the nursery: it imports torch once and forks a process for each line of
+JSON on its standard input, ``{"worker", "arguments", "env", "log"}``, answering with its pid.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +21,15 @@ import torch.distributed as dist
 
 import forebay
 
-RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+RANK, WORLD = 0, 1  # set in each rank process
+
+
+def _imports() -> None:
+    """Load in the nursery what nearly every worker needs."""
+    import torch.distributed.fsdp
+    import torch.distributed.tensor.parallel  # noqa: F401
+
+    import forebay.checkpointer  # noqa: F401
 
 
 def group() -> None:
@@ -40,8 +54,8 @@ class TinyModel(torch.nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.embed = torch.nn.Embedding(13, width)
-        self.up = torch.nn.Linear(width, 3 * width + 1)
-        self.down = torch.nn.Linear(3 * width + 1, width)
+        self.up = torch.nn.Linear(width, 3 * width)
+        self.down = torch.nn.Linear(3 * width, width)
         self.norm = torch.nn.LayerNorm(width)
         self.register_buffer("scale", torch.full((3,), 0.5))
 
@@ -158,6 +172,158 @@ def save_dict(
     return outcome
 
 
+def save_own(url: str, steps: list[int], tensors: int, fixed: str) -> Any:  # noqa: ANN401
+    """Save steps one after the other, each rank its own tensors; after the first, no more faults."""
+    group()
+    half = tensors // 2
+    state = {
+        "model": {f"t{i}": forebay.per_rank(torch.full((10,), float(i))) for i in range(half)},
+        "optimizer": {f"t{i}": forebay.per_rank(torch.full((10,), float(i))) for i in range(half, tensors)},
+    }
+    checkpointer = forebay.Checkpointer(url)
+    checkpointer.prepare(state)
+    outcomes = []
+    for number, step in enumerate(steps):
+        snapshot = checkpointer.save(step, state)
+        try:
+            snapshot.wait("durable", timeout_s=60)
+            outcomes.append("committed")
+        except forebay.ForebayError as error:
+            outcomes.append(f"{error.kind}: {error}")
+        dist.barrier()
+        if number == 0 and RANK == 0:
+            script = Path(fixed)
+            script.with_suffix(".new").write_text("[]")
+            script.with_suffix(".new").rename(script)
+        dist.barrier()
+    try:
+        checkpointer.close()
+    except forebay.IncompleteError:
+        pass
+    return outcomes
+
+
+def shapes_state(fill: bool) -> dict[str, Any]:
+    """Sharded and plain tensors of every awkward size; zeros unless ``fill``."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    flat = init_device_mesh("cpu", (WORLD,))
+    rows = 2 if WORLD % 2 == 0 else 1
+    square = init_device_mesh("cpu", (rows, WORLD // rows))
+
+    def numbered(*shape: int) -> torch.Tensor:
+        tensor = torch.zeros(shape)
+        if fill and tensor.numel():
+            tensor += torch.arange(1.0, tensor.numel() + 1).view(shape)
+        return tensor
+
+    return {
+        "six": distribute_tensor(numbered(6), flat, [Shard(0)]),
+        "three": distribute_tensor(numbered(3), flat, [Shard(0)]),
+        "many": distribute_tensor(numbered(512), flat, [Shard(0)]),
+        "flat0": distribute_tensor(numbered(0, 4), flat, [Shard(0)]),
+        "flat1": distribute_tensor(numbered(3, 0), flat, [Shard(0)]),
+        "both": distribute_tensor(numbered(5, 7), square, [Shard(0), Shard(1)]),
+        "swapped": distribute_tensor(numbered(5, 7), square, [Shard(1), Shard(0)]),
+        "twice": distribute_tensor(numbered(11), square, [Shard(0), Shard(0)]),
+        "mixed": distribute_tensor(numbered(5, 7), square, [Replicate(), Shard(1)]),
+        "large": distribute_tensor(numbered(300, 1000), flat, [Replicate()]),
+        "scalar": numbered(),
+        "plain": numbered(4, 3),
+    }
+
+
+def save_shapes(url: str) -> Any:  # noqa: ANN401
+    """Save the awkward sizes."""
+    group()
+    with forebay.Checkpointer(url) as checkpointer:
+        state = shapes_state(True)
+        checkpointer.prepare(state)
+        checkpointer.save(1, state).wait("durable", timeout_s=60)
+    return True
+
+
+def load_shapes(url: str) -> Any:  # noqa: ANN401
+    """Restore the awkward sizes and compare every local tensor."""
+    from torch.distributed.tensor import DTensor
+
+    group()
+    target, expected = shapes_state(False), shapes_state(True)
+    with forebay.Checkpointer(url) as checkpointer:
+        assert checkpointer.restore(target) == 1
+    for name, tensor in target.items():
+        wanted = expected[name]
+        if isinstance(tensor, DTensor):
+            tensor, wanted = tensor.to_local(), wanted.to_local()
+        assert torch.equal(tensor, wanted), (name, tensor, wanted)
+    return True
+
+
+def few_state(elements: int, fill: bool) -> dict[str, Any]:
+    """One sharded tensor with fewer elements than ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    whole = torch.arange(1.0, elements + 1) if fill else torch.zeros(elements)
+    return {"w": distribute_tensor(whole, init_device_mesh("cpu", (WORLD,)), [Shard(0)])}
+
+
+def save_few(url: str, elements: int) -> Any:  # noqa: ANN401
+    """Save a tensor of which some ranks hold nothing."""
+    group()
+    with forebay.Checkpointer(url) as checkpointer:
+        checkpointer.save(1, few_state(elements, True)).wait("durable", timeout_s=60)
+    return True
+
+
+def load_few(url: str, elements: int) -> Any:  # noqa: ANN401
+    """Restore it on any number of ranks."""
+    group()
+    target = few_state(elements, False)
+    with forebay.Checkpointer(url) as checkpointer:
+        assert checkpointer.restore(target) == 1
+    return bool(torch.equal(target["w"].to_local(), few_state(elements, True)["w"].to_local()))
+
+
+def save_growing(url: str) -> Any:  # noqa: ANN401
+    """Two saves; the second has one more tensor on rank 1 only, and a longer byte entry."""
+    group()
+    state: dict[str, Any] = {"a": torch.ones(6), "b": torch.full((2, 3), 2.0), "bytes": b"x" * 100}
+    with forebay.Checkpointer(url) as checkpointer:
+        checkpointer.prepare(state)
+        checkpointer.save(1, state).wait("durable", timeout_s=60)
+        state["bytes"] = b"y" * 150
+        if RANK == 1:
+            state["late"] = torch.full((5,), 3.0)
+        checkpointer.save(2, state).wait("durable", timeout_s=60)
+    return "committed"
+
+
+def load_growing(url: str) -> Any:  # noqa: ANN401
+    """Restore both saves."""
+    group()
+    state: dict[str, Any] = {"a": torch.zeros(6), "b": torch.zeros(2, 3), "bytes": b""}
+    with forebay.Checkpointer(url) as checkpointer:
+        assert checkpointer.restore(state, step=1) == 1
+        assert state["bytes"] == b"x" * 100
+        if RANK == 1:
+            state["late"] = torch.zeros(5)
+        assert checkpointer.restore(state) == 2
+    assert state["bytes"] == b"y" * 150
+    assert torch.equal(state["b"], torch.full((2, 3), 2.0))
+    return RANK == 0 or bool(torch.equal(state["late"], torch.full((5,), 3.0)))
+
+
+def save_refused(url: str) -> Any:  # noqa: ANN401
+    """Try to checkpoint under the name of a live job."""
+    try:
+        forebay.Checkpointer(url).prepare({"w": torch.ones(1)})
+    except forebay.ForebayError as error:
+        return f"{error.kind}: {error}"
+    return "not refused"
+
+
 def save_late(url: str, late_rank: int, go: str, done: str) -> Any:  # noqa: ANN401
     """All ranks save at once, but one only when the others have finished their save call."""
     group()
@@ -179,7 +345,9 @@ def save_and_hang(url: str, step: int, marker: str, nbytes: int, **options: Any)
     if WORLD > 1:
         group()
     state = {"w": forebay.per_rank(torch.arange(nbytes // 4, dtype=torch.int32) + RANK)}
-    checkpointer = forebay.Checkpointer(url, **options)
+    keep_last = options.pop("keep_last", None)
+    keep = None if keep_last is None else forebay.Keep(last=keep_last)
+    checkpointer = forebay.Checkpointer(url, keep=keep, **options)
     checkpointer.prepare(state)
     checkpointer.save(step, state)
     Path(f"{marker}-{RANK}").touch()
@@ -214,14 +382,44 @@ def pause_ratio(url: str, nbytes: int, saves: int) -> Any:  # noqa: ANN401
     return {"pause_s": pauses, "copy_s": limits}
 
 
-def main() -> None:
-    """Run one worker by name and write what it returns."""
-    name, arguments = sys.argv[1], json.loads(sys.argv[2])
-    worker: Callable[..., Any] = globals()[name]
-    result = worker(**arguments)
+def be_rank(order: dict[str, Any]) -> None:
+    """Run one worker in this process and write what it returns."""
+    global RANK, WORLD
+    os.environ.update(order["env"])
+    RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(1)
+    worker: Callable[..., Any] = globals()[order["worker"]]
+    result = worker(**order["arguments"])
     Path(os.environ["RESULT"]).write_text(json.dumps(result))
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def main() -> None:
+    """Be the nursery until standard input ends."""
+    _imports()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    for line in sys.stdin:
+        order = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                os.dup2(log, 1)
+                os.dup2(log, 2)
+                be_rank(order)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                Path(order["env"]["RESULT"] + ".status").write_text(str(status))
+                os._exit(status)
+        sys.stdout.write(f"{pid}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from forebay.watch.events import emit
 
 Tier = Literal["memory", "local", "durable"]
 _AFTER_LOCAL = (Phase.LOCAL, Phase.UPLOADING, Phase.SEALED, Phase.COMMITTED, Phase.KEPT_NEAR)
+_EARLY = 64
 _QUIET = (Phase.STAGED, Phase.LOCAL, Phase.UPLOADING, Phase.SEALED)
 
 
@@ -33,6 +34,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._lines: dict[tuple[int, str], Line] = {}
+        self._early: dict[tuple[int, str], Progress] = {}
         self._changed = threading.Condition()
         self.agent = "not yet reached"
 
@@ -41,13 +43,22 @@ class Ledger:
         with self._changed:
             line = Line(step, attempt, phase, {phase: time.time()}, detail=detail)
             self._lines[step, attempt] = line
+            early = self._early.pop((step, attempt), None)
             self._changed.notify_all()
+        if early is not None:
+            self.hear(early)
 
     def hear(self, progress: Progress) -> None:
         """Take in what the agent tells; a final phase never changes again."""
         with self._changed:
             line = self._lines.get((progress.step, progress.attempt))
-            if line is None or line.phase in FINAL_PHASES:
+            if line is None:
+                # Another rank was faster: the snapshot may have failed before this one staged it.
+                self._early[progress.step, progress.attempt] = progress
+                while len(self._early) > _EARLY:
+                    self._early.pop(next(iter(self._early)))
+                return
+            if line.phase in FINAL_PHASES:
                 return
             line.phase = progress.phase
             line.reached_s.setdefault(progress.phase, progress.at_s)

@@ -123,7 +123,6 @@ class Link:
         self._ledger = ledger
         self._start_agents = start_agents
         self._timeout_s = timeout_s
-        self._children: list[subprocess.Popen[bytes]] = []
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[StatusReply] = queue.SimpleQueue()
         self._closing = threading.Event()
@@ -164,8 +163,6 @@ class Link:
         if self._wire is not None:
             self._wire.close()
         self._threads[0].join(timeout=5)
-        for child in self._children:
-            child.poll()  # an agent outlives us by design; only reap one that has ended
 
     def _speak(self) -> None:
         while (message := self._outbox.get()) is not None:
@@ -186,6 +183,7 @@ class Link:
                 if self._closing.is_set():
                     return
                 self._wire = None
+                wire.close()
                 self._ledger.agent = f"lost ({error}); being started again"
                 emit("agent.lost", level=30, cause=error)
                 continue
@@ -205,12 +203,20 @@ class Link:
     def _connect(self) -> Wire:
         deadline = time.monotonic() + self._timeout_s
         wire = self._try()
-        if wire is None and self._start_agents:
-            with _lock(self._directory / "spawn.lock", deadline):
-                wire = self._try()
-                if wire is None:
-                    self._spawn()
-        while wire is None:
+        if wire is not None:
+            return wire
+        if not self._start_agents:
+            return self._await(deadline)
+        with _lock(self._directory / "spawn.lock", deadline):
+            wire = self._try()
+            if wire is not None:
+                return wire
+            self._spawn()
+            return self._await(deadline)
+
+    def _await(self, deadline: float) -> Wire:
+        """Try until an agent answers. Raises AgentError at the deadline."""
+        while (wire := self._try()) is None:
             if time.monotonic() > deadline or self._closing.is_set():
                 raise AgentError(
                     f"agent: none answers at {self._directory / AGENT_SOCKET} after "
@@ -218,7 +224,6 @@ class Link:
                     "or leave agent='auto'"
                 )
             time.sleep(_POLL_S)
-            wire = self._try()
         return wire
 
     def _try(self) -> Wire | None:
@@ -250,20 +255,23 @@ class Link:
         temporary.chmod(0o600)
         temporary.rename(self._directory / AGENT_CONFIG)
         fd = os.open(self._directory / AGENT_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        command = [sys.executable, "-m", "forebay.drain.agent", "--detach", str(self._directory)]
         try:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "forebay.drain.agent", str(self._directory)],
+            subprocess.run(
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=fd,
                 stderr=fd,
                 start_new_session=True,
                 close_fds=True,
+                check=True,
+                timeout=self._timeout_s,
             )
+        except (subprocess.SubprocessError, OSError) as error:
+            raise AgentError(f"agent: cannot be started: {error}{self._last_words()}") from error
         finally:
             os.close(fd)
-        child.returncode = None
-        self._children.append(child)
-        emit("agent.started", pid=child.pid)
+        emit("agent.started", directory=self._directory)
 
     def _last_words(self) -> str:
         try:

@@ -12,7 +12,7 @@ import forebay
 from forebay.cli.output import say_error
 from forebay.errors import ForebayError
 
-_VERBS = ("ls", "show", "verify", "commit", "prune", "agent", "status")
+_VERBS = ("ls", "show", "verify", "commit", "prune", "agent", "status", "demo")
 
 app = typer.Typer(
     name="forebay",

@@ -45,7 +45,7 @@ class Slots:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._maps: dict[str, tuple[ArenaHead, mmap.mmap, memoryview, int]] = {}
-        self._bad: set[str] = set()
+        self._bad: set[tuple[str, int]] = set()
         self._taken: dict[tuple[str, int], int] = {}
 
     def refresh(self) -> None:
@@ -55,7 +55,7 @@ class Slots:
             if name not in found or _inode(found[name]) != self._maps[name][3]:
                 self._unmap(name)
         for name, path in found.items():
-            if name not in self._maps and name not in self._bad:
+            if name not in self._maps:
                 self._map(name, path)
 
     def _map(self, name: str, path: Path) -> None:
@@ -65,15 +65,16 @@ class Slots:
             return
         try:
             found = os.fstat(fd)
+            if (name, found.st_ino) in self._bad:
+                return
             if found.st_uid != os.getuid():
                 raise FormatError(f"{path}: belongs to uid {found.st_uid}")
             head = read_head(os.pread(fd, PAGE_BYTES, 0), found.st_size, name)
             mapping = mmap.mmap(fd, found.st_size)
             self._maps[name] = (head, mapping, memoryview(mapping), found.st_ino)
         except FormatError as error:
-            if os.pread(fd, 8, 0) != bytes(8):  # zeros: its rank is still making it
-                self._bad.add(name)
-                emit("arena.refused", level=40, why=error)
+            self._bad.add((name, found.st_ino))
+            emit("arena.refused", level=40, why=error)
         finally:
             os.close(fd)
 

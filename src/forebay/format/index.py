@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from forebay.errors import FormatError
@@ -93,7 +94,7 @@ def read_index(
                 continue
             table = file.read_row_group(group)
             if wanted is not None:
-                table = table.filter(pa.compute.is_in(table["fqn"], pa.array(wanted)))
+                table = table.filter(pc.is_in(table["fqn"], pa.array(wanted)))
             yield from _rows(table, name)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise FormatError(f"{name}: not a readable index: {error}") from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import secrets
 from collections.abc import Callable
@@ -57,8 +58,9 @@ def _write_all(
 ) -> int:
     """Write ``view`` at ``at`` in blocks; the offset behind it."""
     done = 0
+    block_bytes = BLOCK_BYTES if pace is None else pace.grain_bytes
     while done < view.nbytes:
-        block = view[done : done + BLOCK_BYTES]
+        block = view[done : done + block_bytes]
         if pace is not None:
             pace.take(block.nbytes)
         written = os.pwrite(fd, block, at + done)
@@ -87,7 +89,6 @@ def _fill(path: Path, view: memoryview, told: OnProgress | None, pace: Pace | No
             try:
                 at = _write_all(fd, view[:whole], 0, told, pace)
                 if at < view.nbytes:
-                    os.set_blocking(fd, True)
                     _plain(fd)
                     _write_all(fd, view[at:], at, told, pace)
             except BaseException:
@@ -105,8 +106,6 @@ def _fill(path: Path, view: memoryview, told: OnProgress | None, pace: Pace | No
 
 def _plain(fd: int) -> None:
     """Take O_DIRECT off a descriptor: the tail of a file is no whole block."""
-    import fcntl
-
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
 

@@ -7,26 +7,38 @@ import time
 from collections.abc import Callable
 
 
-class Pace:
-    """Lets ``bytes_per_s`` through, at most ``burst_bytes`` at once; None means no limit.
+LARGEST_GRAIN_BYTES = 4 * 2**20
+_SMALLEST_GRAIN_BYTES = 64 * 2**10
+_PAGE_BYTES = 4096
 
-    Shared by threads. ``take`` returns once the bytes may go; larger amounts go into debt, so a
-    part bigger than the burst waits once for all of it.
+
+def _grain(bytes_per_s: float | None) -> int:
+    if bytes_per_s is None:
+        return LARGEST_GRAIN_BYTES
+    tenth = int(bytes_per_s / 10) // _PAGE_BYTES * _PAGE_BYTES
+    return max(_SMALLEST_GRAIN_BYTES, min(LARGEST_GRAIN_BYTES, tenth))
+
+
+class Pace:
+    """Lets ``bytes_per_s`` through, at most a tenth of a second's worth at once; None is no limit.
+
+    Shared by threads. ``take`` returns once the bytes may go; larger amounts go into debt. Writers
+    take ``grain_bytes`` at a time, so that no window of a second sees a burst.
     """
 
     def __init__(
         self,
         bytes_per_s: float | None,
         *,
-        burst_bytes: int = 4 * 2**20,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._rate = bytes_per_s
-        self._burst = float(burst_bytes)
+        self.grain_bytes = _grain(bytes_per_s)
+        self._burst = float(self.grain_bytes)
         self._clock = clock
         self._sleep = sleep
-        self._tokens = float(burst_bytes)
+        self._tokens = self._burst
         self._at = clock()
         self._lock = threading.Lock()
 

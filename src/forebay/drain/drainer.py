@@ -91,7 +91,7 @@ class Drainer:
                     await self._from_local(snapshot, part)
         except Stopped:
             pass
-        except (ForebayError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - even a bug ends its snapshot and nothing else
             if not self._work.cut:
                 self._snapshots.fail(snapshot, part, error)
         finally:

@@ -67,7 +67,7 @@ class Finisher:
             await self._work.again(lambda: put_record(self._durable, record))
         except Stopped:
             return
-        except (ForebayError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - even a bug ends its snapshot and nothing else
             self._snapshots.fail(snapshot, None, error)
             return
         self._snapshots.advance(snapshot, Phase.SEALED)
@@ -83,7 +83,7 @@ class Finisher:
             return
         except DeadlineError as error:
             self._snapshots.end(snapshot, Phase.ABANDONED, kind=error.kind, detail=str(error))
-        except (ForebayError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - even a bug ends its snapshot and nothing else
             self._snapshots.fail(snapshot, None, error)
         else:
             self._snapshots.end(snapshot, Phase.COMMITTED)

@@ -9,7 +9,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.errors import FormatError, UsageError
+from forebay.errors import FormatError, StoreError, UsageError
 from forebay.format import names
 from forebay.format.shard import PAGE_BYTES
 from forebay.format.slot import (
@@ -124,14 +124,15 @@ class Slots:
         )
 
     def image(self, name: str, slot: int) -> memoryview:
-        """The image area of a slot; hold it only while the slot is DRAINING."""
+        """The image area of a slot; hold it only while the slot is DRAINING.
+
+        Raises StoreError when the arena is gone.
+        """
+        if name not in self._maps:
+            raise StoreError(f"{self._directory / name}: the arena is gone")
         head, _, view, _ = self._maps[name]
         start = head.image_start(slot)
         return view[start : start + head.image_bytes]
-
-    def knows(self, name: str) -> bool:
-        """True while the arena is mapped."""
-        return name in self._maps
 
     def take(self, ticket: Ticket) -> None:
         """STAGED -> DRAINING; the slot is not found ``occupied`` again until its next fill."""

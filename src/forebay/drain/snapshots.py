@@ -110,11 +110,15 @@ class Snapshots:
 
     def fail(self, snapshot: Snapshot, part: Part | None, error: BaseException) -> None:
         """End a snapshot that a part's failure, or one of its whole, made impossible."""
-        kind = error.kind if isinstance(error, ForebayError) else StoreError.kind
+        kind, cause = StoreError.kind, str(error)
+        if isinstance(error, ForebayError):
+            kind = error.kind
+        elif not isinstance(error, OSError):
+            kind, cause = ForebayError.kind, f"a bug, please report it: {error!r}"
         where = f"node {self.node}"
         if part is not None:
             where = f"rank {part.layout.rank} on {where} ({part.components})"
-        self.end(snapshot, Phase.FAILED, kind=kind, detail=f"{where}: {error}")
+        self.end(snapshot, Phase.FAILED, kind=kind, detail=f"{where}: {cause}")
 
     def abandon(self, snapshot: Snapshot, why: str) -> None:
         """Give a snapshot up whose missing parts will never come."""

@@ -88,7 +88,7 @@ class RankLock:
 
 
 class Arena:
-    """One arena file, mapped. Owned by the rank that holds its lock; used by one thread at a time."""
+    """One arena file, mapped. Owned by the rank that holds its lock; used by one thread."""
 
     def __init__(self, path: Path, head: ArenaHead, mapping: mmap.mmap) -> None:
         self.path = path

@@ -105,7 +105,7 @@ class Wire:
 
 
 class Link:
-    """This rank's tie to its node agent. Its thread receives and, when the tie breaks, renews it."""
+    """This rank's tie to its node agent. Its thread receives, and renews a broken tie."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ class Link:
         fd = os.open(self._directory / AGENT_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         command = [sys.executable, "-m", "forebay.drain.agent", "--detach", str(self._directory)]
         try:
-            subprocess.run(
+            subprocess.run(  # noqa: S603 - our own interpreter, our own module
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=fd,

@@ -59,6 +59,7 @@ def main() -> None:
         if os.environ.get("FOREBAY_TRACEBACK"):
             raise
         say_error(
-            f"a bug: {type(error).__name__}: {error} (FOREBAY_TRACEBACK=1 shows where; please report it)"
+            f"a bug: {type(error).__name__}: {error} "
+            "(FOREBAY_TRACEBACK=1 shows where; please report it)"
         )
         sys.exit(1)

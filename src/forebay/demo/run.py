@@ -14,9 +14,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from forebay.config import runtime_directory
 from forebay.demo import launch, report, text
 from forebay.demo.home import RESTORES, RUNS, exit_on_terminate, take_home
-from forebay.config import runtime_directory
 from forebay.errors import DeadlineError, ForebayError, UsageError
 from forebay.format.messages import job_directory
 from forebay.format.names import manifest_key

@@ -53,7 +53,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def learning_rate(steps: int) -> Any:  # noqa: ANN401 - a function, as LambdaLR wants it
+def learning_rate(steps: int) -> Any:
     """Warm-up over a tenth of the steps, then half a cosine; a factor of the base rate."""
     warmup = max(1, steps // 10)
 

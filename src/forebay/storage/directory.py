@@ -187,7 +187,7 @@ class DirectoryStore(Store):
         return gone
 
     def _prune(self, directory: Path) -> None:
-        """Remove directories that a delete left empty; hidden leftovers of the dead go with them."""
+        """Remove directories that a delete left empty."""
         while directory != self.root:
             try:
                 directory.rmdir()

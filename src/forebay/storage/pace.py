@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 
-
 LARGEST_GRAIN_BYTES = 4 * 2**20
 _SMALLEST_GRAIN_BYTES = 64 * 2**10
 _PAGE_BYTES = 4096

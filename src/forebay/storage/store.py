@@ -52,7 +52,7 @@ class Capabilities:
 
 
 def check_key(key: str, *, prefix: bool = False) -> str:
-    """Return ``key`` when it is relative, of plain parts, and stays in the run. Raises UsageError."""
+    """Return ``key`` when it is relative and of plain parts. Raises UsageError."""
     text = key.removesuffix("/") if prefix else key
     parts = text.split("/") if text else []
     if (not parts and not prefix) or any(

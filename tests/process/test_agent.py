@@ -369,7 +369,7 @@ def test_a_rank_that_died_before_staging_is_named(job: Job) -> None:
     two.die()
     ended = one.wait(3)
     assert ended.phase is Phase.ABANDONED
-    assert "rank 1 ended" in ended.detail
+    assert "ranks 1 ended" in ended.detail
     assert one.free_slots() == [0, 1]
     assert job.steps() == []
     assert job.status().snapshots[0].missing_ranks == (1,)
@@ -389,7 +389,7 @@ def test_a_step_that_a_rank_went_past_is_given_up(job: Job) -> None:
     two.save(4)
     ended = one.wait(1)
     assert ended.phase is Phase.ABANDONED
-    assert "rank 1" in ended.detail
+    assert "ranks 1" in ended.detail
 
 
 def test_a_skip_ends_the_set_at_once_and_late_ranks_hear_it(job: Job) -> None:

@@ -25,7 +25,7 @@ def test_a_dead_rank_that_staged_nothing_ends_the_wait_after_the_grace() -> None
     alive.discard(1)
     assert missing.look([waiting]) == []
     clock.now_s += GRACE_S + 0.1
-    assert missing.look([waiting]) == [(waiting, "rank 1 ended before staging it")]
+    assert missing.look([waiting]) == [(waiting, "ranks 1 ended before they had staged it")]
 
 
 def test_a_rank_that_staged_in_the_grace_is_not_missing() -> None:
@@ -60,7 +60,7 @@ def test_a_living_rank_that_went_past_is_missing_for_good() -> None:
     assert missing.look([waiting, later]) == []
     clock.now_s += GRACE_S + 0.1
     given_up = missing.look([waiting, later])
-    assert given_up == [(waiting, "rank 1 staged later steps and not this one")]
+    assert given_up == [(waiting, "ranks 1 staged later steps and not this one")]
 
 
 def test_an_attempt_is_orphaned_once_none_of_its_ranks_lives() -> None:

@@ -59,8 +59,8 @@ class Missing:
         if passed:
             return f"{_ranks(passed)} staged later steps and not this one"
         dead = {rank for rank in missing if not self._lives(rank, snapshot.base_attempt)}
-        return f"{_ranks(dead)} ended before staging it" if dead else None
+        return f"{_ranks(dead)} ended before they had staged it" if dead else None
 
 
 def _ranks(ranks: set[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
+    return f"ranks {', '.join(map(str, sorted(ranks)))}"

@@ -74,7 +74,7 @@ class Work:
         for left in range(TRIES - 1, -1, -1):
             try:
                 return await self.move(work)
-            except StoreError as error:  # noqa: PERF203 - a try costs nothing beside an upload
+            except StoreError as error:
                 if self.stopping:
                     raise Stopped from error
                 if left == 0 or isinstance(error, FullError):

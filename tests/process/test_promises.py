@@ -219,7 +219,8 @@ def test_agent_is_small_and_has_no_torch(tmp_path: Path, runtime: Path) -> None:
     (pid,) = agent_pids(runtime)
     status = Path(f"/proc/{pid}/status").read_text()
     resident = sum(
-        int(found) * 1024 for found in re.findall(r"^Rss(?:Anon|File):\s+(\d+) kB", status, re.MULTILINE)
+        int(found) * 1024
+        for found in re.findall(r"^Rss(?:Anon|File):\s+(\d+) kB", status, re.MULTILINE)
     )
     assert resident <= 120e6, f"{resident / 1e6:.1f} MB"
     maps = Path(f"/proc/{pid}/maps").read_text()

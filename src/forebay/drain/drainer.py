@@ -1,485 +1,216 @@
-"""What the agent does with snapshots: take over, spill, upload, seal, commit. Lives in its loop.
+"""Takes staged slots over and brings their images to the local and the durable tier.
 
 Only the loop's thread changes a snapshot; threads move bytes and return. A failure ends the
-snapshot it happened to and nothing else.
+snapshot it happened to and nothing else. Slots and uploads have lanes of their own: an upload that
+crawls keeps no slot, once there is a local tier.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
-from forebay.commit.catalog import Catalog
-from forebay.commit.publish import commit_step
-from forebay.commit.reclaim import apply_keep
-from forebay.config import Keep
 from forebay.drain import spill
+from forebay.drain.finish import Finisher
 from forebay.drain.job import Digests, Part, PartState, Snapshot
-from forebay.drain.journal import Accepted, Ended, Journal, Line, Spilled, Uploaded
-from forebay.drain.seal import build_record
+from forebay.drain.journal import Accepted, Spilled, Uploaded
 from forebay.drain.slots import Slots, Ticket
-from forebay.errors import DeadlineError, ForebayError, FullError, IncompleteError, StoreError
+from forebay.drain.snapshots import Snapshots
+from forebay.drain.upload import upload_file
+from forebay.drain.work import Stopped, Work
+from forebay.errors import ForebayError, StoreError
 from forebay.format import names
-from forebay.format.messages import AgentConfig, Phase
-from forebay.format.record import write_record
+from forebay.format.messages import Phase
 from forebay.storage.pace import Pace
 from forebay.storage.store import Store
 from forebay.watch.events import emit
 
-_TRIES = 5
-_FIRST_WAIT_S = 0.2
-_GATHER_SLICE_S = 0.5
-_ORPHAN_GATHER_S = 60.0
-_LOCAL_KEPT = 2
-_REMEMBERED = 64
+_LANES = 2
 
 
 class Drainer:
-    """All snapshots of one job on one node. ``tell`` is called at each change of phase."""
+    """Drains the slots of one job on one node, oldest snapshot first, ranks side by side."""
 
     def __init__(
         self,
-        config: AgentConfig,
+        *,
         slots: Slots,
-        journal: Journal,
+        snapshots: Snapshots,
+        finisher: Finisher,
+        work: Work,
         durable: Store,
         local: Store | None,
-        tell: Callable[[Snapshot], None],
+        pace: Pace,
     ) -> None:
-        self._config = config
         self._slots = slots
-        self._journal = journal
+        self._snapshots = snapshots
+        self._finisher = finisher
+        self._work = work
         self._durable = durable
         self._local = local
-        self._tell = tell
-        self._pace = Pace(config.drain_bytes_per_s)
-        self._bytes = ThreadPoolExecutor(4, thread_name_prefix="bytes")
-        self._commits = ThreadPoolExecutor(2, thread_name_prefix="commit")
-        self._lanes = asyncio.Semaphore(2)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._journal_lost = False
-        self.stopping = False
-        self.orphaned_s: dict[str, float] = {}
-        self.snapshots: dict[tuple[int, str], Snapshot] = {}
-        self.counts = {"committed": 0, "failed": 0, "skipped": 0}
-        self.last_committed: int | None = None
-
-    @property
-    def busy(self) -> bool:
-        """True while a snapshot is unfinished or work of one is under way."""
-        return bool(self._tasks) or any(not s.final for s in self.snapshots.values())
+        self._pace = pace
+        self._slot_lanes = asyncio.Semaphore(_LANES)
+        self._upload_lanes = asyncio.Semaphore(_LANES)
+        self._local_failed: set[tuple[int, str]] = set()
 
     def scan(self) -> None:
-        """Take over every slot that is STAGED."""
+        """Take over every slot that is STAGED, or DRAINING by nobody. Raises OSError."""
         self._slots.refresh()
         for ticket in self._slots.occupied():
-            key = (ticket.stamp.step, ticket.stamp.attempt)
-            known = self.snapshots.get(key)
-            if known is not None and ticket.layout.rank in known.parts:
-                continue
             self._accept(ticket)
 
     def _accept(self, ticket: Ticket) -> None:
-        self._slots.take(ticket.arena, ticket.slot)
-        self._note(
+        part = Part(layout=ticket.layout, stamp=ticket.stamp, arena=ticket.arena, slot=ticket.slot)
+        known = self._snapshots.all.get((ticket.stamp.step, ticket.stamp.attempt))
+        if known is not None and (known.final or ticket.layout.rank in known.parts):
+            # It came too late, or twice: the rank hears how the snapshot ended.
+            self._slots.take(ticket)
+            self._snapshots.free(part)
+            self._snapshots.tell(known)
+            return
+        self._snapshots.note(
             Accepted(arena=ticket.arena, slot=ticket.slot, layout=ticket.layout, stamp=ticket.stamp)
         )
-        part = Part(ticket.layout, ticket.stamp, ticket.arena, ticket.slot)
-        snapshot = self._enter(part)
-        if snapshot.final:
-            self._free(part)
-        else:
-            self._start(self._drain(snapshot, part))
+        self._slots.take(ticket)
+        self.start(self._snapshots.enter(part), part)
 
-    def _enter(self, part: Part) -> Snapshot:
-        stamp = part.stamp
-        key = (stamp.step, stamp.attempt)
-        snapshot = self.snapshots.get(key)
-        if snapshot is None:
-            snapshot = Snapshot(stamp.step, stamp.attempt, part.layout.node_ranks)
-            snapshot.reached_s[Phase.STAGED] = stamp.staged_s
-            self.snapshots[key] = snapshot
-            self._forget_old()
-        snapshot.parts[part.layout.rank] = part
-        return snapshot
-
-    def _forget_old(self) -> None:
-        final = [key for key, snapshot in self.snapshots.items() if snapshot.final]
-        for key in final[: max(0, len(self.snapshots) - _REMEMBERED)]:
-            del self.snapshots[key]
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            emit("agent.bug", level=50, why=repr(task.exception()))
-
-    def _note(self, line: Line) -> None:
-        """Write to the journal; without it the agent works on, and only its restart is poorer."""
-        try:
-            self._journal.write(line)
-        except OSError as error:
-            if not self._journal_lost:
-                emit("journal.lost", level=40, why=error)
-            self._journal_lost = True
-
-    async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._bytes, work, *args)
-
-    def _free(self, part: Part) -> None:
-        if part.slot_held:
-            part.slot_held = False
-            self._slots.release(part.arena, part.slot)
+    def start(self, snapshot: Snapshot, part: Part) -> None:
+        """Begin, or go on, to drain a part that a snapshot has."""
+        self._work.start(self._drain(snapshot, part))
 
     async def _drain(self, snapshot: Snapshot, part: Part) -> None:
         """Bring one part to its last tier; seal and commit when it was the last one."""
         try:
-            async with self._lanes:
-                if self.stopping or snapshot.final:
-                    return
-                if part.state is PartState.STAGED:
+            if part.state is PartState.STAGED:
+                async with self._slot_lanes:
+                    self._go_on(snapshot)
                     await self._from_slot(snapshot, part)
-                if part.state is PartState.LOCAL and snapshot.last_state is PartState.UPLOADED:
+            if part.state is PartState.LOCAL and not snapshot.near:
+                async with self._upload_lanes:
+                    self._go_on(snapshot)
                     await self._from_local(snapshot, part)
-        except (ForebayError, OSError) as error:
-            self._fail(snapshot, part, error)
+        except Stopped:
+            pass
+        except Exception as error:  # noqa: BLE001 - even a bug ends its snapshot and nothing else
+            if not self._work.cut:
+                self._snapshots.fail(snapshot, part, error)
         finally:
-            if not self.stopping and (snapshot.final or part.state is not PartState.STAGED):
-                self._free(part)
-        if snapshot.drained and not snapshot.final and not self.stopping:
-            await self._finish(snapshot)
+            part.reading = False
+            if snapshot.final:
+                self._snapshots.free(part)
+        if snapshot.drained and not snapshot.final and not snapshot.sealing:
+            await self._finisher.finish(snapshot)
+
+    def _go_on(self, snapshot: Snapshot) -> None:
+        """Raise Stopped when the snapshot has ended or nothing new shall begin."""
+        if snapshot.final or self._work.stopping:
+            raise Stopped
+
+    def _told(self, snapshot: Snapshot, part: Part) -> Callable[[int], None]:
+        """What a writing thread calls after each block: counts, and cuts off what is vain."""
+
+        def told(count: int) -> None:
+            if snapshot.final or self._work.cut:
+                raise Stopped
+            if part.uploading:
+                part.done_bytes += count
+
+        return told
 
     async def _from_slot(self, snapshot: Snapshot, part: Part) -> None:
         layout = part.layout
-        key = names.shard_key(snapshot.step, snapshot.attempt, layout.node, layout.rank)
+        part.reading = True
         area = self._slots.image(part.arena, part.slot)
         image = area[: layout.image_bytes]
+        hashing = asyncio.ensure_future(self._work.move(spill.hash_slot, area, layout))
         try:
-            hashing = asyncio.ensure_future(self._in_thread(spill.hash_slot, area, layout))
-            try:
-                near = self._local is not None and await self._spill(snapshot, part, key, image)
-                if not near:
-                    self._advance(snapshot, Phase.UPLOADING)
-                    await self._upload(part, lambda told: self._write_durable(key, image, told))
-            finally:
-                part.digests = await hashing
+            near = await self._spill(snapshot, part, image)
+            if not near:
+                part.direct = True
+                await self._upload(snapshot, part, lambda: self._write(snapshot, part, image))
         finally:
+            await asyncio.wait([hashing])
+            part.reading = False
             image.release()
             area.release()
-        if near:
-            part.move(PartState.LOCAL)
-            self._note(_line(Spilled, snapshot, layout.rank, part.digests))
-            self._free(part)
-            if all(p.state is not PartState.STAGED for p in snapshot.parts.values()):
-                self._advance(snapshot, Phase.LOCAL)
-        else:
-            part.move(PartState.UPLOADED)
-            self._note(_line(Uploaded, snapshot, layout.rank, part.digests))
+        part.digests = hashing.result()
+        self._moved(snapshot, part, PartState.LOCAL if near else PartState.UPLOADED)
+        self._snapshots.free(part)
 
-    async def _spill(self, snapshot: Snapshot, part: Part, key: str, image: memoryview) -> bool:
-        """Write the image to the local tier; False when that tier fails and may be passed over."""
-        assert self._local is not None
+    async def _spill(self, snapshot: Snapshot, part: Part, image: memoryview) -> bool:
+        """Write the image to the local tier; False when there is none or it may be passed over.
+
+        A tier that failed for one rank is not tried for the others of the snapshot.
+        """
+        if self._local is None or snapshot.key in self._local_failed:
+            return False
         if not image.nbytes:
             return True
+        told, key, local = self._told(snapshot, part), _key(snapshot, part), self._local
         try:
-            await self._in_thread(spill.write_image, self._local, key, image)
-        except (StoreError, OSError) as error:
+            await self._work.move(lambda: spill.write_image(local, key, image, on_progress=told))
+        except (ForebayError, OSError) as error:
             emit("tier.failed", level=40, tier="local", step=snapshot.step, why=error)
             if not part.stamp.durable:
                 raise
+            self._local_failed.add(snapshot.key)
             return False
         return True
 
-    def _write_durable(self, key: str, image: memoryview, told: Callable[[int], None]) -> None:
+    def _write(self, snapshot: Snapshot, part: Part, image: memoryview) -> None:
         if image.nbytes:
+            told, key = self._told(snapshot, part), _key(snapshot, part)
             spill.write_image(self._durable, key, image, on_progress=told, pace=self._pace)
 
     async def _from_local(self, snapshot: Snapshot, part: Part) -> None:
-        assert self._local is not None
-        local, layout = self._local, part.layout
-        key = names.shard_key(snapshot.step, snapshot.attempt, layout.node, layout.rank)
-        self._advance(snapshot, Phase.UPLOADING)
+        local, nbytes = self._local, part.layout.image_bytes
+        if local is None:
+            raise StoreError("its image is on a local tier that this agent was not given")
+        told, key = self._told(snapshot, part), _key(snapshot, part)
 
-        def copy(told: Callable[[int], None]) -> None:
-            if layout.image_bytes:
-                spill.upload_file(
-                    local, self._durable, key, layout.image_bytes, on_progress=told, pace=self._pace
-                )
+        def copy() -> None:
+            if nbytes:
+                upload_file(local, self._durable, key, nbytes, on_progress=told, pace=self._pace)
 
-        await self._upload(part, copy)
-        part.move(PartState.UPLOADED)
-        self._note(_line(Uploaded, snapshot, layout.rank, part.digests))
+        await self._upload(snapshot, part, copy)
+        self._moved(snapshot, part, PartState.UPLOADED)
 
-    async def _upload(self, part: Part, write: Callable[[Callable[[int], None]], None]) -> None:
+    async def _upload(self, snapshot: Snapshot, part: Part, write: Callable[[], None]) -> None:
         """Run one upload, again after a passing failure. Raises what the last try raised."""
-
-        def told(count: int) -> None:
-            part.done_bytes += count
+        part.uploading = True
+        self._show(snapshot)
 
         def once() -> None:
+            if snapshot.final:
+                raise Stopped
             part.done_bytes = 0
-            write(told)
+            write()
 
-        await self._again(once)
+        await self._work.again(once)
 
-    async def _again(self, work: Callable[[], Any]) -> Any:
-        wait_s = _FIRST_WAIT_S
-        for left in range(_TRIES - 1, -1, -1):
-            try:
-                return await self._in_thread(work)
-            except FullError:
-                raise
-            except StoreError as error:
-                if left == 0 or self.stopping:
-                    raise
-                emit("store.retry", level=30, why=error, tries_left=left)
-                await asyncio.sleep(wait_s)
-                wait_s *= 2
-        raise AssertionError("unreachable")
+    def _moved(self, snapshot: Snapshot, part: Part, state: PartState) -> None:
+        """Note that a part is safe in its next tier."""
+        assert part.digests is not None
+        part.move(state)
+        line = Spilled if state is PartState.LOCAL else Uploaded
+        self._snapshots.note(_line(line, snapshot, part.layout.rank, part.digests))
+        self._show(snapshot)
 
-    async def _finish(self, snapshot: Snapshot) -> None:
-        """Seal the record, then see to the manifest."""
-        record = write_record(build_record(snapshot, time.time()))
-        node = next(iter(snapshot.parts.values())).layout.node
-        key = names.record_key(snapshot.step, snapshot.attempt, node)
-        try:
-            if self._local is not None:
-                try:
-                    await self._in_thread(self._local.put, key, record)
-                except (StoreError, OSError) as error:
-                    emit("tier.failed", level=40, tier="local", step=snapshot.step, why=error)
-            if snapshot.last_state is PartState.LOCAL:
-                self._end(snapshot, Phase.KEPT_NEAR)
-                return
-            await self._again(lambda: self._durable.put(key, record))
-        except (ForebayError, OSError) as error:
-            self._fail(snapshot, None, error)
-            return
-        self._advance(snapshot, Phase.SEALED)
-        self._note(Ended(step=snapshot.step, attempt=snapshot.attempt, phase=Phase.SEALED))
-        await self._commit(snapshot)
-
-    async def _commit(self, snapshot: Snapshot) -> None:
-        layout = next(iter(snapshot.parts.values())).layout
-        try:
-            await self._committed(snapshot.step, snapshot.attempt, layout.nodes)
-        except DeadlineError as error:
-            self._end(snapshot, Phase.ABANDONED, kind=error.kind, detail=str(error))
-        except (ForebayError, OSError) as error:
-            if not self.stopping:
-                self._fail(snapshot, None, error)
-        else:
-            if not snapshot.final:
-                self.counts["committed"] += 1
-                self.last_committed = max(snapshot.step, self.last_committed or 0)
-                self._end(snapshot, Phase.COMMITTED)
-                await self._retain()
-
-    async def _committed(self, step: int, attempt: str, nodes: int) -> None:
-        """Return once the manifest stands: made by node 0, awaited by the others.
-
-        Waits in slices, so that the wait for other nodes ends early when the job is gone.
-        """
-        loop = asyncio.get_running_loop()
-        began = time.monotonic()
-        gathers = self._config.node == 0
-        work = self._gather if gathers else self._await_manifest
-        while True:
-            try:
-                await loop.run_in_executor(self._commits, work, step, attempt, nodes)
-                return
-            except DeadlineError:
-                orphaned = self.orphaned_s.get(attempt.partition(".")[0])
-                limit = began + self._config.gather_timeout_s
-                if orphaned is not None:
-                    limit = min(limit, max(orphaned, began) + _ORPHAN_GATHER_S)
-                if self.stopping or time.monotonic() >= limit:
-                    raise
-
-    def _gather(self, step: int, attempt: str, nodes: int) -> None:
-        commit_step(self._durable, step, attempt, nodes=nodes, timeout_s=_GATHER_SLICE_S)
-
-    def _await_manifest(self, step: int, attempt: str, nodes: int) -> None:
-        key = names.manifest_key(step)
-        deadline = time.monotonic() + _GATHER_SLICE_S
-        while self._durable.head(key) is None:
-            if time.monotonic() > deadline:
-                raise DeadlineError(
-                    f"step {step}: the manifest, which node 0 of {nodes} makes, is not there"
-                )
-            time.sleep(0.05)
-        manifest = Catalog(self._durable).manifest(step)
-        if manifest.attempt != attempt:
-            raise IncompleteError(f"step {step} was committed by attempt {manifest.attempt}")
-
-    async def _retain(self) -> None:
-        """Apply retention behind everything else; its failure is told and harms nothing."""
-        loop = asyncio.get_running_loop()
-        try:
-            if self._config.keep_last is not None and self._config.node == 0:
-                keep = Keep(last=self._config.keep_last, every=self._config.keep_every)
-                await loop.run_in_executor(self._commits, apply_keep, self._durable, keep)
-            if self._local is not None:
-                await loop.run_in_executor(self._commits, self._trim_local)
-        except (ForebayError, OSError) as error:
-            emit("retention.failed", level=40, why=error)
-
-    def _trim_local(self) -> None:
-        """Drop local images older than the last two snapshots that are whole there."""
-        assert self._local is not None
-        whole: set[int] = set()
-        keys: list[tuple[int, str]] = []
-        for info in self._local.list(names.DATA_PREFIX):
-            name = names.parse_data_key(info.key)
-            if name is None:
-                continue
-            keys.append((name.step, info.key))
-            if name.leaf == "record.json.zst":
-                whole.add(name.step)
-        kept = sorted(whole)[-_LOCAL_KEPT:]
-        busy = {step for (step, _), snapshot in list(self.snapshots.items()) if not snapshot.final}
-        for step, key in sorted(keys, key=lambda k: not k[1].endswith("record.json.zst")):
-            if kept and step < kept[0] and step not in busy:
-                self._local.delete(key)
-
-    def skip(
-        self, step: int, attempt: str, node_ranks: tuple[int, ...], rank: int, why: str
-    ) -> None:
-        """A rank took no snapshot: the step cannot become complete."""
-        key = (step, attempt)
-        snapshot = self.snapshots.setdefault(key, Snapshot(step, attempt, node_ranks))
-        if not snapshot.final:
-            self.counts["skipped"] += 1
-            self._end(snapshot, Phase.SKIPPED, kind="incomplete", detail=f"rank {rank}: {why}")
-
-    def abandon(self, snapshot: Snapshot, why: str) -> None:
-        """Give a snapshot up whose missing ranks will never come."""
-        self._end(snapshot, Phase.ABANDONED, kind="incomplete", detail=why)
-
-    def _fail(self, snapshot: Snapshot, part: Part | None, error: BaseException) -> None:
-        if snapshot.final:
-            return
-        kind = error.kind if isinstance(error, ForebayError) else StoreError.kind
-        where = f"node {self._config.node}"
-        if part is not None:
-            where = f"rank {part.layout.rank} on {where} ({part.components})"
-        self.counts["failed"] += 1
-        self._end(snapshot, Phase.FAILED, kind=kind, detail=f"{where}: {error}")
-
-    def _advance(self, snapshot: Snapshot, phase: Phase) -> None:
-        order = [Phase.STAGED, Phase.LOCAL, Phase.UPLOADING, Phase.SEALED]
-        if snapshot.final or order.index(phase) <= order.index(snapshot.phase):
-            return
-        snapshot.move(phase, time.time())
-        self._tell(snapshot)
-
-    def _end(self, snapshot: Snapshot, phase: Phase, *, kind: str = "", detail: str = "") -> None:
-        snapshot.move(phase, time.time(), kind=kind, detail=detail)
-        self._note(Ended(step=snapshot.step, attempt=snapshot.attempt, phase=phase))
-        for part in snapshot.parts.values():
-            if part.digests is not None or part.state is not PartState.STAGED:
-                self._free(part)
-        self._tell(snapshot)
-
-    def recover(self) -> None:
-        """Go on where an earlier agent of this job ended."""
-        lines = self._journal.replay()
-        ended = {(x.step, x.attempt): x.phase for x in lines if isinstance(x, Ended)}
-        kept: list[Line] = []
-        for line in lines:
-            key = _key(line)
-            if ended.get(key) in (None, Phase.SEALED):
-                kept.append(line)
-                self._replay(line)
-        self._journal.restart(kept)
-        self._slots.refresh()
-        for key, snapshot in self.snapshots.items():
-            for part in snapshot.parts.values():
-                if ended.get(key) is Phase.SEALED:
-                    continue
-                if part.state is PartState.STAGED and not self._still_there(part):
-                    why = (
-                        f"rank {part.layout.rank}: its image is in no slot and in no tier any more"
-                    )
-                    if not snapshot.final:
-                        self._end(snapshot, Phase.FAILED, kind="incomplete", detail=why)
-                elif not snapshot.final:
-                    self._start(self._drain(snapshot, part))
-            if ended.get(key) is Phase.SEALED:
-                snapshot.phase = Phase.SEALED
-                self._start(self._commit(snapshot))
-        if self._config.node == 0:
-            self._start(self._finish_others())
-
-    def _replay(self, line: Line) -> None:
-        if isinstance(line, Accepted):
-            self._enter(Part(line.layout, line.stamp, line.arena, line.slot))
-        elif isinstance(line, Spilled):
-            snapshot = self.snapshots.get((line.step, line.attempt))
-            part = snapshot.parts.get(line.rank) if snapshot is not None else None
-            if part is not None:
-                part.digests = Digests(
-                    header=line.header,
-                    slices=line.slices,
-                    blocks=line.blocks,
-                    witnesses=line.witnesses,
-                )
-                uploaded = isinstance(line, Uploaded)
-                part.move(PartState.UPLOADED if uploaded else PartState.LOCAL)
-                part.done_bytes = part.layout.image_bytes if uploaded else 0
-                part.slot_held = False
-
-    def _still_there(self, part: Part) -> bool:
-        """True when the slot still holds this very snapshot."""
-        return any(
-            (t.arena, t.slot) == (part.arena, part.slot)
-            and (t.stamp.step, t.stamp.attempt) == (part.stamp.step, part.stamp.attempt)
-            for t in self._slots.occupied()
-        )
-
-    async def _finish_others(self) -> None:
-        """Commit what an earlier start left with all its records but no manifest."""
-        loop = asyncio.get_running_loop()
-        catalog = Catalog(self._durable)
-        try:
-            newest = await loop.run_in_executor(self._commits, catalog.latest)
-            found = await loop.run_in_executor(self._commits, catalog.unfinished)
-            for left in found:
-                mine = (left.step, left.attempt) in self.snapshots
-                if left.complete and not mine and left.step > (-1 if newest is None else newest):
-                    assert left.nodes is not None
-                    await loop.run_in_executor(
-                        self._commits, self._gather, left.step, left.attempt, left.nodes
-                    )
-                    emit("commit.finished", step=left.step, attempt=left.attempt)
-        except (ForebayError, OSError) as error:
-            emit("commit.not_finished", level=30, why=error)
-
-    async def stop(self) -> None:
-        """Let the work in hand end; what is left is for the next agent."""
-        self.stopping = True
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=30)
-        self._bytes.shutdown(wait=False)
-        self._commits.shutdown(wait=False)
-        self._journal.close()
+    def _show(self, snapshot: Snapshot) -> None:
+        """Tell how far the whole is: local once every rank is, uploading where nothing is near."""
+        parts = snapshot.parts.values()
+        passed = self._local is None or any(part.direct for part in parts)
+        if snapshot.spilled and not passed:
+            self._snapshots.advance(snapshot, Phase.LOCAL)
+        if any(part.uploading for part in parts) and (passed or snapshot.spilled):
+            self._snapshots.advance(snapshot, Phase.UPLOADING)
 
 
-def journal_path(job_directory: Path, local: Path | None) -> Path:
-    """The journal lies on the local tier where there is one: it then survives a reboot."""
-    return (job_directory if local is None else local) / "journal"
+def _key(snapshot: Snapshot, part: Part) -> str:
+    return names.shard_key(snapshot.step, snapshot.attempt, part.layout.node, part.layout.rank)
 
 
-def _line(kind: type[Spilled], snapshot: Snapshot, rank: int, digests: Digests | None) -> Spilled:
-    assert digests is not None
+def _line(kind: type[Spilled], snapshot: Snapshot, rank: int, digests: Digests) -> Spilled:
     return kind(
         step=snapshot.step,
         attempt=snapshot.attempt,
@@ -489,9 +220,3 @@ def _line(kind: type[Spilled], snapshot: Snapshot, rank: int, digests: Digests |
         blocks=digests.blocks,
         witnesses=digests.witnesses,
     )
-
-
-def _key(line: Line) -> tuple[int, str]:
-    if isinstance(line, Accepted):
-        return line.stamp.step, line.stamp.attempt
-    return line.step, line.attempt

@@ -1,15 +1,16 @@
 """States of one snapshot on one node, and the only moves between them. Pure.
 
-COLLECTING   some ranks of the node have staged, not all are drained
-SEALING      every image is in its last tier; the record is being written
-SEALED       the record is there; the manifest is awaited or made
-and the ends: COMMITTED, KEPT_NEAR, SKIPPED, FAILED, ABANDONED
+A part is one rank's image: STAGED in its slot, LOCAL on this node's disk, UPLOADED to the durable
+tier. A snapshot is all parts of one step and attempt; its phases are those the trainer hears of.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from forebay.format.messages import FINAL_PHASES, Phase
 from forebay.format.paths import component
@@ -24,18 +25,20 @@ class PartState(enum.Enum):
     UPLOADED = "uploaded"
 
 
-PART_MOVES = {
-    PartState.STAGED: {PartState.LOCAL, PartState.UPLOADED},
-    PartState.LOCAL: {PartState.UPLOADED},
-    PartState.UPLOADED: set[PartState](),
+PART_MOVES: dict[PartState, frozenset[PartState]] = {
+    PartState.STAGED: frozenset({PartState.LOCAL, PartState.UPLOADED}),
+    PartState.LOCAL: frozenset({PartState.UPLOADED}),
+    PartState.UPLOADED: frozenset(),
 }
 
-PHASE_MOVES = {
-    Phase.STAGED: {Phase.LOCAL, Phase.UPLOADING, Phase.SEALED, *FINAL_PHASES},
-    Phase.LOCAL: {Phase.UPLOADING, Phase.SEALED, *FINAL_PHASES},
-    Phase.UPLOADING: {Phase.SEALED, *FINAL_PHASES},
-    Phase.SEALED: FINAL_PHASES,
-    **{phase: set[Phase]() for phase in FINAL_PHASES},
+_LOST = frozenset({Phase.SKIPPED, Phase.FAILED, Phase.ABANDONED})
+
+PHASE_MOVES: dict[Phase, frozenset[Phase]] = {
+    Phase.STAGED: frozenset({Phase.LOCAL, Phase.UPLOADING, Phase.SEALED, Phase.KEPT_NEAR}) | _LOST,
+    Phase.LOCAL: frozenset({Phase.UPLOADING, Phase.SEALED, Phase.KEPT_NEAR}) | _LOST,
+    Phase.UPLOADING: frozenset({Phase.SEALED, Phase.KEPT_NEAR}) | _LOST,
+    Phase.SEALED: frozenset({Phase.COMMITTED}) | _LOST,
+    **{phase: frozenset() for phase in FINAL_PHASES},
 }
 
 
@@ -49,9 +52,13 @@ class Digests:
     witnesses: tuple[bytes, ...]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Part:
-    """One rank's part of a snapshot: its ticket, where its slot is, how far it came."""
+    """One rank's part of a snapshot: its ticket, where its slot is, how far it came.
+
+    ``slot_held`` is True until the slot is given back, ``reading`` while a thread reads it.
+    ``direct`` says that the image goes past the local tier; ``uploading`` that it began to leave.
+    """
 
     layout: Layout
     stamp: Stamp
@@ -60,13 +67,24 @@ class Part:
     state: PartState = PartState.STAGED
     digests: Digests | None = None
     slot_held: bool = True
+    reading: bool = False
+    direct: bool = False
+    uploading: bool = False
     done_bytes: int = 0
 
     def move(self, state: PartState) -> None:
-        """Go on to ``state``; an illegal move is a bug and raises."""
+        """Go on to ``state``; an illegal move is a bug and raises AssertionError."""
         if state not in PART_MOVES[self.state]:
             raise AssertionError(f"part of rank {self.layout.rank}: {self.state} -> {state}")
         self.state = state
+
+    def slim(self) -> None:
+        """Drop what only an unfinished part needs: many ended ones are remembered."""
+        self.digests = None
+        self.layout = msgspec.structs.replace(
+            self.layout, slices=[], witnesses=[], start_digests=[]
+        )
+        self.stamp = msgspec.structs.replace(self.stamp, tree=b"", own=b"")
 
     @property
     def components(self) -> str:
@@ -74,9 +92,9 @@ class Part:
         return ", ".join(sorted({component(row.fqn) for row in self.layout.slices})) or "nothing"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Snapshot:
-    """All parts of one step and attempt on this node."""
+    """All parts of one step and attempt on this node; ``sealing`` once its end is under way."""
 
     step: int
     attempt: str
@@ -84,8 +102,14 @@ class Snapshot:
     parts: dict[int, Part] = field(default_factory=dict)
     phase: Phase = Phase.STAGED
     reached_s: dict[Phase, float] = field(default_factory=dict)
+    sealing: bool = False
     detail: str = ""
     kind: str = ""
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """What tells it from all others."""
+        return self.step, self.attempt
 
     @property
     def base_attempt(self) -> str:
@@ -103,17 +127,23 @@ class Snapshot:
         return self.phase in FINAL_PHASES
 
     @property
-    def drained(self) -> bool:
-        """True when every rank's image is in its last tier."""
-        if self.missing_ranks:
-            return False
-        return all(part.state is self.last_state for part in self.parts.values())
+    def near(self) -> bool:
+        """True when it stays on the local tier: some rank said so."""
+        return any(not part.stamp.durable for part in self.parts.values())
 
     @property
-    def last_state(self) -> PartState:
-        """Where images of this snapshot end: a near one stays local."""
-        near = any(not part.stamp.durable for part in self.parts.values())
-        return PartState.LOCAL if near else PartState.UPLOADED
+    def spilled(self) -> bool:
+        """True when every rank has staged and no image is only in a slot."""
+        return not self.missing_ranks and all(
+            part.state is not PartState.STAGED for part in self.parts.values()
+        )
+
+    @property
+    def drained(self) -> bool:
+        """True when every rank's image is in its last tier."""
+        return self.spilled and (
+            self.near or all(p.state is PartState.UPLOADED for p in self.parts.values())
+        )
 
     @property
     def nbytes(self) -> int:
@@ -122,12 +152,30 @@ class Snapshot:
 
     @property
     def done_bytes(self) -> int:
-        """Image bytes that have left for the last tier."""
+        """Image bytes that have left for the durable tier."""
         return sum(part.done_bytes for part in self.parts.values())
 
     def move(self, phase: Phase, at_s: float, *, kind: str = "", detail: str = "") -> None:
-        """Go on to ``phase``; an illegal move is a bug and raises."""
+        """Go on to ``phase``; an illegal move is a bug and raises AssertionError."""
         if phase not in PHASE_MOVES[self.phase]:
             raise AssertionError(f"step {self.step}: {self.phase} -> {phase}")
         self.phase, self.kind, self.detail = phase, kind, detail
         self.reached_s[phase] = at_s
+
+
+def overtaken(snapshot: Snapshot, others: Iterable[Snapshot]) -> set[int]:
+    """Missing ranks that have gone past the snapshot: they staged one that came after it.
+
+    Ranks save in one order, which any rank that staged both tells.
+    """
+    missing = set(snapshot.missing_ranks)
+    passed: set[int] = set()
+    for other in others:
+        if other.key == snapshot.key or other.base_attempt != snapshot.base_attempt:
+            continue
+        if any(
+            rank in other.parts and part.stamp.staged_s < other.parts[rank].stamp.staged_s
+            for rank, part in snapshot.parts.items()
+        ):
+            passed |= missing & set(other.parts)
+    return passed

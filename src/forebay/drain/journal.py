@@ -6,6 +6,7 @@ in the middle of an append leaves, ends the replay; whatever it said is done aga
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -15,7 +16,7 @@ import msgspec
 from forebay.format.digests import digest
 from forebay.format.messages import Phase
 from forebay.format.slot import Layout, Stamp
-from forebay.storage.durable import AppendFile, write_new
+from forebay.storage.durable import AppendFile, sync_directory, write_new
 
 _CHECK_BYTES = 8
 
@@ -51,9 +52,21 @@ class Ended(msgspec.Struct, tag="ended", frozen=True, kw_only=True):
     step: int
     attempt: str
     phase: Phase
+    at_s: float
+    node_ranks: tuple[int, ...] = ()
+    kind: str = ""
+    detail: str = ""
 
 
 Line: TypeAlias = Accepted | Spilled | Uploaded | Ended
+
+
+def key_of(line: Line) -> tuple[int, str]:
+    """Step and attempt of the snapshot a line tells of."""
+    if isinstance(line, Accepted):
+        return line.stamp.step, line.stamp.attempt
+    return line.step, line.attempt
+
 
 _DECODER = msgspec.msgpack.Decoder(Line)
 
@@ -63,8 +76,8 @@ def _frame(line: Line) -> bytes:
     return len(body).to_bytes(4, "big") + digest(body)[:_CHECK_BYTES] + body
 
 
-def read_journal(data: bytes) -> Iterator[Line]:
-    """Lines up to the first frame that is not whole."""
+def read_journal(data: bytes) -> Iterator[tuple[Line, int]]:
+    """Lines, each with where it ends, up to the first frame that is not whole."""
     at = 0
     while at + 4 + _CHECK_BYTES <= len(data):
         length = int.from_bytes(data[at : at + 4], "big")
@@ -73,10 +86,11 @@ def read_journal(data: bytes) -> Iterator[Line]:
         if len(body) < length or digest(body)[:_CHECK_BYTES] != data[at + 4 : start]:
             return
         try:
-            yield _DECODER.decode(body)
+            line = _DECODER.decode(body)
         except (msgspec.DecodeError, msgspec.ValidationError):
             return
         at = start + length
+        yield line, at
 
 
 class Journal:
@@ -85,31 +99,49 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: AppendFile | None = None
+        self._good_bytes = 0
 
     def replay(self) -> list[Line]:
         """Lines of an earlier agent; none when there was none."""
         try:
-            return list(read_journal(self.path.read_bytes()))
+            found = list(read_journal(self.path.read_bytes()))
         except FileNotFoundError:
-            return []
+            found = []
+        self._good_bytes = found[-1][1] if found else 0
+        return [line for line, _ in found]
 
     def restart(self, lines: Iterable[Line]) -> None:
         """Begin anew with only the lines that still matter, replacing the file in one step."""
         self.close()
+        data = b"".join(map(_frame, lines))
         fresh = self.path.with_suffix(".new")
         fresh.unlink(missing_ok=True)
-        write_new(fresh, memoryview(b"".join(map(_frame, lines))))
+        write_new(fresh, memoryview(data))
         fresh.replace(self.path)
-        self._file = AppendFile(self.path)
+        sync_directory(self.path.parent)
+        self._good_bytes = len(data)
 
     def write(self, line: Line) -> None:
-        """Append one line. Raises OSError when the disk refuses; the agent then goes on without."""
+        """Append one line. Raises OSError when the disk refuses; a later line may still be kept."""
+        frame = _frame(line)
         if self._file is None:
             self._file = AppendFile(self.path)
-        self._file.append(_frame(line))
+            # What a failed append left would hide every line behind it.
+            os.truncate(self.path, self._good_bytes)
+        try:
+            self._file.append(frame)
+        except OSError:
+            self.close()
+            raise
+        self._good_bytes += len(frame)
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def journal_path(job_directory: Path, home: Path | None) -> Path:
+    """The journal lies on the local tier where there is one: it then survives a reboot."""
+    return (job_directory if home is None else home) / "journal"

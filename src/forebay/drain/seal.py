@@ -1,12 +1,16 @@
-"""A node's record from the parts of its ranks. Pure."""
+"""A node's record: built from the parts of its ranks, written once."""
 
 from __future__ import annotations
 
+import msgspec
+
 import forebay
 from forebay.drain.job import Snapshot
+from forebay.errors import ConflictError
 from forebay.format import names
 from forebay.format.digests import digest
 from forebay.format.record import (
+    MAX_RECORD_BYTES,
     RECORD_VERSION,
     ColumnWriter,
     Record,
@@ -14,8 +18,11 @@ from forebay.format.record import (
     Stored,
     Tree,
     Witness,
+    read_record,
+    write_record,
 )
 from forebay.format.slices import Box, Slice, TensorKey
+from forebay.storage.store import Store
 
 
 def build_record(snapshot: Snapshot, now_s: float) -> Record:
@@ -76,3 +83,23 @@ def build_record(snapshot: Snapshot, now_s: float) -> Record:
         slices=tables[3],
         witnesses=witnesses,
     )
+
+
+def put_record(store: Store, record: Record) -> None:
+    """Write a node's record; durable on return. One that says the same is there already is fine.
+
+    That happens when an agent died between the write and its note of it. Raises ConflictError when
+    it says something else.
+    """
+    key = names.record_key(record.step, record.attempt, record.node)
+    try:
+        store.put(key, write_record(record))
+    except ConflictError:
+        there = read_record(store.get(key, max_bytes=MAX_RECORD_BYTES), f"{store.url}/{key}")
+        if _content(there) != _content(record):
+            raise
+
+
+def _content(record: Record) -> Record:
+    """A record without when and by which version it was written."""
+    return msgspec.structs.replace(record, written_s=0.0, forebay="")

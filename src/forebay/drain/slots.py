@@ -6,11 +6,11 @@ import fcntl
 import mmap
 import os
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.errors import FormatError
+from forebay.errors import FormatError, StoreError, UsageError
+from forebay.format import names
 from forebay.format.shard import PAGE_BYTES
 from forebay.format.slot import (
     WORD_BYTES,
@@ -34,6 +34,7 @@ class Ticket:
     arena: str
     slot: int
     state: SlotState
+    fills: int
     layout: Layout
     stamp: Stamp
 
@@ -44,16 +45,17 @@ class Slots:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._maps: dict[str, tuple[ArenaHead, mmap.mmap, memoryview, int]] = {}
-        self._bad: set[str] = set()
+        self._bad: set[tuple[str, int]] = set()
+        self._taken: dict[tuple[str, int], int] = {}
 
     def refresh(self) -> None:
         """Map arenas that are new and drop those whose file is gone or is another one."""
         found = {path.name: path for path in self._directory.glob("rank-*.arena")}
         for name in list(self._maps):
-            if name not in found or found[name].stat().st_ino != self._maps[name][3]:
+            if name not in found or _inode(found[name]) != self._maps[name][3]:
                 self._unmap(name)
         for name, path in found.items():
-            if name not in self._maps and name not in self._bad:
+            if name not in self._maps:
                 self._map(name, path)
 
     def _map(self, name: str, path: Path) -> None:
@@ -63,56 +65,79 @@ class Slots:
             return
         try:
             found = os.fstat(fd)
+            if (name, found.st_ino) in self._bad:
+                return
             if found.st_uid != os.getuid():
                 raise FormatError(f"{path}: belongs to uid {found.st_uid}")
             head = read_head(os.pread(fd, PAGE_BYTES, 0), found.st_size, name)
             mapping = mmap.mmap(fd, found.st_size)
             self._maps[name] = (head, mapping, memoryview(mapping), found.st_ino)
         except FormatError as error:
-            self._bad.add(name)
+            self._bad.add((name, found.st_ino))
             emit("arena.refused", level=40, why=error)
         finally:
             os.close(fd)
 
     def _unmap(self, name: str) -> None:
         _, mapping, view, _ = self._maps.pop(name)
+        for key in [key for key in self._taken if key[0] == name]:
+            del self._taken[key]
         try:
             view.release()
             mapping.close()
         except BufferError:
             emit("arena.still_read", level=30, arena=name)
 
-    def occupied(self) -> Iterator[Ticket]:
-        """Slots that are STAGED or DRAINING, with their tickets."""
-        for name, (head, _, view, _) in self._maps.items():
-            for slot in range(head.slots):
-                start = head.control_start(slot)
-                state = int.from_bytes(view[start : start + 8], "little")
-                if state not in (SlotState.STAGED, SlotState.DRAINING):
-                    continue
-                control = view[start : start + head.control_bytes]
-                try:
-                    words = read_words(control[:WORD_BYTES], head, name)
-                    layout, stamp = read_ticket(control, words, name)
-                except FormatError as error:
-                    emit("slot.refused", level=40, why=error)
-                    self.release(name, slot)
-                    continue
-                yield Ticket(arena=name, slot=slot, state=words.state, layout=layout, stamp=stamp)
+    def occupied(self) -> list[Ticket]:
+        """Slots STAGED or DRAINING that this agent has not taken yet, the oldest snapshot first."""
+        found = [
+            ticket
+            for name, (head, _, view, _) in list(self._maps.items())
+            for slot in range(head.slots)
+            if (ticket := self._ticket(name, head, view, slot)) is not None
+        ]
+        return sorted(found, key=lambda t: (t.stamp.staged_s, t.layout.rank))
+
+    def _ticket(self, name: str, head: ArenaHead, view: memoryview, slot: int) -> Ticket | None:
+        start = head.control_start(slot)
+        state = int.from_bytes(view[start : start + 8], "little")
+        if state not in (SlotState.STAGED, SlotState.DRAINING):
+            return None
+        with view[start : start + head.control_bytes] as control:
+            try:
+                words = read_words(control[:WORD_BYTES], head, name)
+                if self._taken.get((name, slot)) == words.fills:
+                    return None
+                layout, stamp = read_ticket(control, words, name)
+                check_ticket(layout, stamp, head, f"{name}, slot {slot}")
+            except FormatError as error:
+                emit("slot.refused", level=40, why=error)
+                self.release(name, slot)
+                return None
+        return Ticket(
+            arena=name,
+            slot=slot,
+            state=words.state,
+            fills=words.fills,
+            layout=layout,
+            stamp=stamp,
+        )
 
     def image(self, name: str, slot: int) -> memoryview:
-        """The image area of a slot; hold it only while the slot is DRAINING."""
+        """The image area of a slot; hold it only while the slot is DRAINING.
+
+        Raises StoreError when the arena is gone.
+        """
+        if name not in self._maps:
+            raise StoreError(f"{self._directory / name}: the arena is gone")
         head, _, view, _ = self._maps[name]
         start = head.image_start(slot)
         return view[start : start + head.image_bytes]
 
-    def knows(self, name: str) -> bool:
-        """True while the arena is mapped."""
-        return name in self._maps
-
-    def take(self, name: str, slot: int) -> None:
-        """STAGED -> DRAINING."""
-        self._set(name, slot, SlotState.DRAINING)
+    def take(self, ticket: Ticket) -> None:
+        """STAGED -> DRAINING; the slot is not found ``occupied`` again until its next fill."""
+        self._taken[ticket.arena, ticket.slot] = ticket.fills
+        self._set(ticket.arena, ticket.slot, SlotState.DRAINING)
 
     def release(self, name: str, slot: int) -> None:
         """DRAINING -> FREE: the bytes are safe in the next tier, or given up."""
@@ -127,6 +152,36 @@ class Slots:
         """Drop all mappings."""
         for name in list(self._maps):
             self._unmap(name)
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
+
+
+def check_ticket(layout: Layout, stamp: Stamp, head: ArenaHead, name: str) -> None:
+    """Raise FormatError unless every range lies in the slot and the names may stand in a key."""
+    try:
+        names.check_step(stamp.step)
+        names.check_attempt(stamp.attempt)
+    except UsageError as error:
+        raise FormatError(f"{name}: {error}") from None
+    header_limit = layout.image_bytes if layout.slices else head.image_bytes
+    if not 0 <= layout.header_bytes <= header_limit <= head.image_bytes:
+        raise FormatError(
+            f"{name}: an image of {layout.image_bytes} bytes in a slot of {head.image_bytes}"
+        )
+    if layout.rank not in layout.node_ranks or not 0 <= layout.node < layout.nodes:
+        raise FormatError(f"{name}: rank {layout.rank} on node {layout.node} of {layout.nodes}")
+    for row in layout.slices:
+        end = row.start + row.nbytes
+        if not layout.header_bytes <= row.start <= end <= layout.image_bytes:
+            raise FormatError(f"{name}: {row.fqn!r} at {row.start}+{row.nbytes} outside its image")
+    for seen in layout.witnesses:
+        if not 0 <= seen.start <= seen.start + seen.nbytes <= head.image_bytes:
+            raise FormatError(f"{name}: witness of {seen.fqn!r} at {seen.start} outside its slot")
 
 
 def lock_owner(path: Path) -> int | None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 
 from forebay.drain.job import Digests
-from forebay.errors import ConflictError, StoreError
+from forebay.errors import ConflictError
 from forebay.format.digests import block_digests, digest
 from forebay.format.slot import Layout
 from forebay.storage.pace import Pace
 from forebay.storage.store import Store
 
-_COMPARE_BYTES = 16 * 2**20
+_COMPARE_BYTES = 4 * 2**20
 
 
 def hash_slot(image: memoryview, layout: Layout) -> Digests:
@@ -35,7 +34,7 @@ def write_image(
     key: str,
     view: memoryview,
     *,
-    on_progress: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None],
     pace: Pace | None = None,
 ) -> None:
     """Write an image; durable on return. One that is there already, whole and equal, is the same.
@@ -43,53 +42,26 @@ def write_image(
     That happens when an agent died between the write and its note of it. Raises ConflictError when
     other bytes stand under the key, StoreError when the tier fails.
     """
+    if _there(store, key, view):
+        on_progress(view.nbytes)
+        return
     try:
         store.put_large(key, view, on_progress=on_progress, pace=pace)
     except ConflictError:
-        if not _equal(store, key, view):
+        if not _there(store, key, view):
             raise
-        if on_progress is not None:
-            on_progress(view.nbytes)
+        on_progress(view.nbytes)
 
 
-def _equal(store: Store, key: str, view: memoryview) -> bool:
+def _there(store: Store, key: str, view: memoryview) -> bool:
+    """True when the object has these bytes: by digest, since its size alone proves nothing."""
     info = store.head(key)
     if info is None or info.size != view.nbytes:
         return False
-    buffer = memoryview(bytearray(_COMPARE_BYTES))
+    buffer = memoryview(bytearray(min(_COMPARE_BYTES, view.nbytes)))
     for at in range(0, view.nbytes, _COMPARE_BYTES):
         part = view[at : at + _COMPARE_BYTES]
         store.read_into(key, at, buffer[: part.nbytes])
-        if buffer[: part.nbytes] != part:
+        if digest(buffer[: part.nbytes]) != digest(part):
             return False
     return True
-
-
-def upload_file(
-    local: Store,
-    durable: Store,
-    key: str,
-    nbytes: int,
-    *,
-    on_progress: Callable[[int], None],
-    pace: Pace,
-) -> None:
-    """Copy an image from the local tier to the durable one, mapped, not read into memory.
-
-    Raises StoreError when the local file is gone or cut.
-    """
-    path = local.local_path(key)
-    assert path is not None
-    try:
-        with path.open("r+b") as file:
-            if file.seek(0, 2) != nbytes:
-                raise StoreError(f"{path}: expected {nbytes} bytes on the local tier")
-            mapping = mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_COPY)
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be read back from the local tier: {error}") from error
-    view = memoryview(mapping)
-    try:
-        write_image(durable, key, view, on_progress=on_progress, pace=pace)
-    finally:
-        view.release()
-        mapping.close()

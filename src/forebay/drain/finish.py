@@ -1,0 +1,202 @@
+"""The end of a snapshot: the node's record, the manifest, and what older ones leave behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from forebay.commit.catalog import Catalog
+from forebay.commit.gather import check_records, wait_for_records
+from forebay.commit.publish import Verdict, commit_step, publish
+from forebay.commit.reclaim import apply_keep
+from forebay.config import Keep
+from forebay.drain.job import Snapshot
+from forebay.drain.seal import build_record, put_record
+from forebay.drain.snapshots import Snapshots
+from forebay.drain.work import Stopped, Work
+from forebay.errors import ConflictError, DeadlineError, ForebayError
+from forebay.format import names
+from forebay.format.messages import AgentConfig, Phase
+from forebay.storage.store import Store
+from forebay.watch.events import emit
+
+ORPHAN_GATHER_S = 60.0
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
+_LOCAL_KEPT = 2
+
+
+class Finisher:
+    """Seals drained snapshots and sees to their manifests.
+
+    ``orphaned_s`` says since when (monotonic) an attempt has no trainer left, or None: nobody waits
+    long for other nodes on behalf of a job that is gone; a restart commits what comes later.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: AgentConfig,
+        snapshots: Snapshots,
+        work: Work,
+        durable: Store,
+        local: Store | None,
+        orphaned_s: Callable[[str], float | None],
+    ) -> None:
+        self._config = config
+        self._snapshots = snapshots
+        self._work = work
+        self._durable = durable
+        self._local = local
+        self._orphaned_s = orphaned_s
+
+    async def finish(self, snapshot: Snapshot) -> None:
+        """Write the record of a drained snapshot, last of all its objects; then commit."""
+        snapshot.sealing = True
+        try:
+            record = await self._work.move(build_record, snapshot, time.time())
+            if self._local is not None and not any(p.direct for p in snapshot.parts.values()):
+                try:
+                    await self._work.move(put_record, self._local, record)
+                except (ForebayError, OSError) as error:
+                    emit("tier.failed", level=40, tier="local", step=snapshot.step, why=error)
+                    if snapshot.near:
+                        raise
+            if snapshot.near:
+                self._snapshots.end(snapshot, Phase.KEPT_NEAR)
+                return
+            await self._work.again(lambda: put_record(self._durable, record))
+        except Stopped:
+            return
+        except Exception as error:  # noqa: BLE001 - even a bug ends its snapshot and nothing else
+            self._snapshots.fail(snapshot, None, error)
+            return
+        self._snapshots.advance(snapshot, Phase.SEALED)
+        await self.commit(snapshot)
+
+    async def commit(self, snapshot: Snapshot) -> None:
+        """Make the manifest, on node 0, or await it; the snapshot then has its end."""
+        nodes = next(iter(snapshot.parts.values())).layout.nodes
+        work = self._gather if self._config.node == 0 else self._await_manifest
+        try:
+            await self._work.commit(work, snapshot.step, snapshot.attempt, nodes)
+        except Stopped:
+            return
+        except DeadlineError as error:
+            self._snapshots.end(snapshot, Phase.ABANDONED, kind=error.kind, detail=str(error))
+        except Exception as error:  # noqa: BLE001 - even a bug ends its snapshot and nothing else
+            self._snapshots.fail(snapshot, None, error)
+        else:
+            self._snapshots.end(snapshot, Phase.COMMITTED)
+            await self._retain()
+
+    def _gather(self, step: int, attempt: str, nodes: int) -> None:
+        timeout_s, clock = self._config.gather_timeout_s, self._clock(attempt)
+        try:
+            gathered = wait_for_records(
+                self._durable,
+                step,
+                attempt,
+                nodes=nodes,
+                timeout_s=timeout_s,
+                clock=clock,
+                sleep=self._work.nap,
+            )
+        except DeadlineError as error:
+            if clock() < time.monotonic() + timeout_s:
+                raise
+            text = f"{error} (cut short: no trainer of the attempt is left)"
+            raise DeadlineError(text) from None
+        verdict, manifest = publish(self._durable, check_records(self._durable, gathered))
+        if verdict is Verdict.LOST:
+            raise ConflictError(_lost(step, attempt, manifest.attempt))
+
+    def _clock(self, attempt: str) -> Callable[[], float]:
+        """A clock that jumps past the deadline once the attempt has been without trainers long."""
+        began, base = time.monotonic(), attempt.partition(".")[0]
+
+        def clock() -> float:
+            now, since = time.monotonic(), self._orphaned_s(base)
+            if since is not None and now > max(since, began) + ORPHAN_GATHER_S:
+                return now + self._config.gather_timeout_s
+            return now
+
+        return clock
+
+    def _await_manifest(self, step: int, attempt: str, nodes: int) -> None:
+        key, clock = names.manifest_key(step), self._clock(attempt)
+        deadline = clock() + self._config.gather_timeout_s
+        wait_s = _FIRST_WAIT_S
+        while self._durable.head(key) is None:
+            if clock() >= deadline:
+                raise DeadlineError(
+                    f"step {step}: node 0 of {nodes} has made no manifest within "
+                    f"{self._config.gather_timeout_s:g} s"
+                )
+            self._work.nap(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        there = Catalog(self._durable).manifest(step)
+        if there.attempt != attempt:
+            raise ConflictError(_lost(step, attempt, there.attempt))
+
+    async def _retain(self) -> None:
+        """Apply retention behind everything else; its failure is told and harms nothing."""
+        keep_last, keep_every = self._config.keep_last, self._config.keep_every
+        try:
+            if self._config.node == 0 and (keep_last is not None or keep_every is not None):
+                keep = Keep(last=keep_last or 1, every=keep_every)
+                await self._work.commit(apply_keep, self._durable, keep)
+            if self._local is not None:
+                await self._work.commit(self._trim_local, self._local)
+        except (ForebayError, OSError) as error:
+            emit("retention.failed", level=40, why=error)
+
+    def _trim_local(self, local: Store) -> None:
+        """Drop local images older than the last two committed steps, the record of each first."""
+        kept = Catalog(self._durable).steps()[-_LOCAL_KEPT:]
+        busy = {snapshot.step for snapshot in self._snapshots.unfinished}
+        old = [
+            info.key
+            for info in local.list(names.DATA_PREFIX)
+            if (name := names.parse_data_key(info.key)) is not None
+            and len(kept) == _LOCAL_KEPT
+            and name.step < kept[0]
+            and name.step not in busy
+        ]
+        for key in sorted(old, key=lambda k: not k.endswith("record.json.zst")):
+            local.delete(key)
+
+    async def finish_others(self) -> None:
+        """Commit what an earlier start left complete, newer than the newest manifest."""
+        catalog = Catalog(self._durable)
+        try:
+            newest = await self._work.commit(catalog.latest)
+            found = await self._work.commit(catalog.unfinished)
+        except (ForebayError, OSError) as error:
+            emit("commit.not_finished", level=30, why=error)
+            return
+        for left in found:
+            if (
+                not left.complete
+                or left.nodes is None
+                or left.step <= (-1 if newest is None else newest)
+            ):
+                continue
+            if (left.step, left.attempt) in self._snapshots.all:
+                continue  # its own commit is under way, or has ended as it has
+            step, attempt, nodes = left.step, left.attempt, left.nodes
+            try:
+                await self._work.commit(self._commit_now, step, attempt, nodes)
+            except (ForebayError, OSError) as error:
+                emit("commit.not_finished", level=30, step=step, attempt=attempt, why=error)
+            else:
+                emit("commit.finished", step=step, attempt=attempt)
+
+    def _commit_now(self, step: int, attempt: str, nodes: int) -> None:
+        commit_step(self._durable, step, attempt, nodes=nodes, timeout_s=0.0)
+
+
+def _lost(step: int, attempt: str, other: str) -> str:
+    return (
+        f"step {step} is already committed by attempt {other}; attempt {attempt} was not "
+        "published: save under a newer step"
+    )

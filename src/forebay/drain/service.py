@@ -1,0 +1,198 @@
+"""The agent as a service: its parts put together, its loop, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import time
+from pathlib import Path
+
+import forebay
+from forebay.drain.drainer import Drainer
+from forebay.drain.finish import Finisher
+from forebay.drain.job import Snapshot
+from forebay.drain.journal import Journal, journal_path
+from forebay.drain.missing import Missing
+from forebay.drain.recover import recover
+from forebay.drain.slots import Slots, lock_owner
+from forebay.drain.snapshots import Snapshots
+from forebay.drain.status import status_of
+from forebay.drain.trainers import Trainers
+from forebay.drain.wire import short_path
+from forebay.drain.work import Work
+from forebay.format.messages import AGENT_SOCKET, AgentConfig, Skip, StatusReply, job_name
+from forebay.storage.address import open_store
+from forebay.storage.pace import Pace
+from forebay.storage.store import Store
+from forebay.watch.events import emit
+
+_POLL_S = 0.2
+_STOP_LIMIT_S = 20.0
+
+
+class Agent:
+    """Serves the trainers of one job on one node until there is nothing left to do."""
+
+    def __init__(self, directory: Path, config: AgentConfig) -> None:
+        durable = open_store(config.run)
+        local: Store | None = None
+        home: Path | None = None
+        if config.local is not None:
+            open_store(config.local)
+            home = Path(config.local) / job_name(config.run, config.node)
+            local = open_store(home)
+        self._directory = directory
+        self._config = config
+        self._journal = Journal(journal_path(directory, home))
+        self._slots = Slots(directory)
+        self._work = Work()
+        self._trainers = Trainers(directory, config.run, self)
+        self._missing = Missing(self._trainers.lives)
+        self._snapshots = Snapshots(
+            node=config.node, slots=self._slots, journal=self._journal, tell=self._trainers.tell
+        )
+        self._finisher = Finisher(
+            config=config,
+            snapshots=self._snapshots,
+            work=self._work,
+            durable=durable,
+            local=local,
+            orphaned_s=self._missing.orphaned_s,
+        )
+        self._drainer = Drainer(
+            slots=self._slots,
+            snapshots=self._snapshots,
+            finisher=self._finisher,
+            work=self._work,
+            durable=durable,
+            local=local,
+            pace=Pace(config.drain_bytes_per_s),
+        )
+        self._alone_since = time.monotonic()
+        self._ended = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until nothing is left to do, or until SIGTERM, which leaves the rest in place."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._ended.set)
+        path = self._directory / AGENT_SOCKET
+        recover(
+            journal=self._journal,
+            slots=self._slots,
+            snapshots=self._snapshots,
+            drainer=self._drainer,
+            finisher=self._finisher,
+            work=self._work,
+        )
+        if self._config.node == 0:
+            self._work.start(self._finisher.finish_others())
+        server = await asyncio.start_unix_server(self._trainers.serve, sock=_listen(path))
+        done = False
+        try:
+            while not self._ended.is_set():
+                self.look()
+                if self._nothing_left():
+                    done = True
+                    break
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._ended.wait(), _POLL_S)
+        finally:
+            server.close()
+            self._trainers.close()
+            path.unlink(missing_ok=True)
+            await self._work.stop(_STOP_LIMIT_S)
+            self._journal.close()
+            self._slots.close()
+        if done:
+            self._clean_up()
+        emit("agent.ends", unfinished=len(self._snapshots.unfinished))
+
+    def look(self) -> None:
+        """Take over what is staged, give up what waits in vain."""
+        if self._work.stopping:
+            return
+        try:
+            self._drainer.scan()
+        except OSError as error:
+            emit("agent.scan_failed", level=logging.ERROR, why=error)
+        for snapshot, why in self._missing.look(self.known()):
+            self._snapshots.abandon(snapshot, why)
+
+    def known(self) -> list[Snapshot]:
+        """All snapshots, in the order in which they were first seen."""
+        return list(self._snapshots.all.values())
+
+    def busy(self) -> bool:
+        """True while a snapshot is unfinished or a commit under way."""
+        return self._work.busy or bool(self._snapshots.unfinished)
+
+    async def changed(self, timeout_s: float) -> None:
+        """Return once a task has ended, or after ``timeout_s``."""
+        await self._work.changed(timeout_s)
+
+    def skip(self, message: Skip, node_ranks: tuple[int, ...]) -> None:
+        """A rank took no snapshot: the set of all ranks ends with that."""
+        self._snapshots.skip(
+            message.step, message.attempt, node_ranks, message.rank, message.reason
+        )
+
+    def status(self, *, settled: bool) -> StatusReply:
+        """The state of everything."""
+        now_s = time.time()
+        return StatusReply(
+            pid=os.getpid(),
+            version=forebay.__version__,
+            run=self._config.run,
+            node=self._config.node,
+            trainers=self._trainers.ranks,
+            settled=settled,
+            snapshots=[status_of(snapshot, now_s) for snapshot in self.known()],
+            committed=self._snapshots.committed,
+            failed=self._snapshots.failed,
+            skipped=self._snapshots.skipped,
+            last_committed_step=self._snapshots.last_committed,
+        )
+
+    def _nothing_left(self) -> bool:
+        if self._trainers.ranks or self.busy():
+            self._alone_since = time.monotonic()
+            return False
+        if self._trainers.all_left():
+            return True
+        return time.monotonic() - self._alone_since > self._config.linger_s
+
+    def _clean_up(self) -> None:
+        """Leave nothing behind, unless a rank has taken its name again in the meantime.
+
+        The directory loses its name first: a rank that comes then makes a new one.
+        """
+        if _held(self._directory):
+            return
+        self._journal.path.unlink(missing_ok=True)
+        going = self._directory.with_name(f".{self._directory.name}.{secrets.token_hex(4)}")
+        with contextlib.suppress(OSError):
+            self._directory.rename(going)
+            if _held(going):
+                going.rename(self._directory)
+                return
+            shutil.rmtree(going, ignore_errors=True)
+            self._directory.parent.rmdir()
+
+
+def _held(directory: Path) -> bool:
+    """True while a live rank holds its name in the job's directory."""
+    return any(lock_owner(path) is not None for path in directory.glob("rank-*.lock"))
+
+
+def _listen(path: Path) -> socket.socket:
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with short_path(path) as name:
+        listener.bind(name)
+    path.chmod(0o600)
+    return listener

@@ -1,0 +1,205 @@
+"""The agent's side of the socket: who is connected, what they say, what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import Protocol
+
+import forebay
+from forebay.drain.job import Snapshot
+from forebay.drain.slots import lock_owner
+from forebay.drain.status import progress_of
+from forebay.errors import AgentError, FormatError
+from forebay.format.messages import (
+    PROTOCOL,
+    AskSettled,
+    AskStatus,
+    Bye,
+    Hello,
+    Message,
+    Refused,
+    Ring,
+    Skip,
+    StatusReply,
+    Welcome,
+    frame_bytes,
+    read_message,
+    write_frame,
+)
+from forebay.watch.events import emit
+
+_SETTLE_POLL_S = 0.2
+
+
+class Desk(Protocol):
+    """What the socket's side needs of the agent behind it."""
+
+    def look(self) -> None:
+        """Look at the slots now."""
+
+    def known(self) -> list[Snapshot]:
+        """All snapshots."""
+
+    def busy(self) -> bool:
+        """True while a snapshot is unfinished or a commit under way."""
+
+    async def changed(self, timeout_s: float) -> None:
+        """Return once a task has ended, or after ``timeout_s``."""
+
+    def skip(self, message: Skip, node_ranks: tuple[int, ...]) -> None:
+        """A rank took no snapshot."""
+
+    def status(self, *, settled: bool) -> StatusReply:
+        """The state of everything."""
+
+
+class Trainers:
+    """Ranks that are connected, and those that took leave. Belongs to the loop's thread."""
+
+    def __init__(self, directory: Path, run: str, desk: Desk) -> None:
+        self._directory = directory
+        self._run = run
+        self._desk = desk
+        self._connected: dict[int, tuple[Hello, asyncio.StreamWriter]] = {}
+        self._open: set[asyncio.StreamWriter] = set()
+        self._settling: set[asyncio.Task[None]] = set()
+        self._attempt = ""
+        self.said_bye: set[int] = set()
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks that are connected."""
+        return tuple(sorted(self._connected))
+
+    def lives(self, rank: int, attempt: str) -> bool:
+        """True while the rank's process of this attempt may still stage something.
+
+        It may be connected, or hold the rank's lock and be about to connect.
+        """
+        known = self._connected.get(rank)
+        if known is not None:
+            return known[0].attempt == attempt
+        if self._attempt not in ("", attempt):
+            return False
+        return lock_owner(self._directory / f"rank-{rank:05d}.lock") is not None
+
+    def tell(self, snapshot: Snapshot) -> None:
+        """Tell every rank of the snapshot's attempt which phase it is in."""
+        level = logging.ERROR if snapshot.detail else logging.INFO
+        fields: dict[str, object] = {"step": snapshot.step, "attempt": snapshot.attempt}
+        if snapshot.detail:
+            fields["why"] = snapshot.detail
+        emit(f"snapshot.{snapshot.phase.value}", level=level, **fields)
+        frame = write_frame(progress_of(snapshot))
+        for hello, writer in self._connected.values():
+            if hello.attempt == snapshot.base_attempt and not writer.is_closing():
+                writer.write(frame)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection to its end. A malformed frame ends it and nothing else."""
+        hello: Hello | None = None
+        self._open.add(writer)
+        try:
+            if not _is_ours(writer):
+                return
+            while True:
+                size = frame_bytes(await reader.readexactly(4))
+                message = read_message(await reader.readexactly(size))
+                if isinstance(message, Hello):
+                    hello = self._greet(message, writer) or hello
+                else:
+                    self._hear(message, hello, writer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, OSError):
+            pass
+        except FormatError as error:
+            emit("agent.bad_frame", level=logging.ERROR, why=error)
+        finally:
+            self._open.discard(writer)
+            writer.close()
+            if hello is not None and self._connected.get(hello.rank, (None, None))[1] is writer:
+                del self._connected[hello.rank]
+                self._desk.look()
+
+    def _greet(self, hello: Hello, writer: asyncio.StreamWriter) -> Hello | None:
+        if hello.protocol != PROTOCOL or hello.run != self._run:
+            text = (
+                f"this agent serves {self._run} with protocol {PROTOCOL}, rank {hello.rank} is of "
+                f"{hello.run} with protocol {hello.protocol}"
+            )
+            emit("agent.refused", level=logging.ERROR, why=text)
+            writer.write(write_frame(Refused(kind=AgentError.kind, text=text)))
+            return None
+        if hello.attempt != self._attempt:
+            self._attempt = hello.attempt
+            self.said_bye.clear()
+        self.said_bye.discard(hello.rank)
+        self._connected[hello.rank] = (hello, writer)
+        welcome = Welcome(protocol=PROTOCOL, version=forebay.__version__, pid=os.getpid())
+        writer.write(write_frame(welcome))
+        self._desk.look()
+        for snapshot in self._desk.known():
+            if snapshot.base_attempt == hello.attempt:
+                writer.write(write_frame(progress_of(snapshot)))
+        return hello
+
+    def _hear(self, message: Message, hello: Hello | None, writer: asyncio.StreamWriter) -> None:
+        if isinstance(message, Ring):
+            self._desk.look()
+        elif isinstance(message, Skip) and hello is not None:
+            self._desk.skip(message, self._node_ranks() or (hello.rank,))
+        elif isinstance(message, Bye) and hello is not None:
+            self.said_bye.add(hello.rank)
+        elif isinstance(message, AskStatus):
+            writer.write(write_frame(self._desk.status(settled=not self._desk.busy())))
+        elif isinstance(message, AskSettled):
+            self._desk.look()
+            task = asyncio.get_running_loop().create_task(self._settle(message.timeout_s, writer))
+            self._settling.add(task)
+            task.add_done_callback(self._settling.discard)
+        else:
+            raise FormatError(f"message {type(message).__name__} is not for an agent")
+
+    async def _settle(self, timeout_s: float, writer: asyncio.StreamWriter) -> None:
+        """Answer once all is settled, or at the deadline; the connection goes on meanwhile."""
+        deadline = time.monotonic() + timeout_s
+        while self._desk.busy() and not writer.is_closing():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            await self._desk.changed(min(left_s, _SETTLE_POLL_S))
+        if not writer.is_closing():
+            writer.write(write_frame(self._desk.status(settled=not self._desk.busy())))
+            with contextlib.suppress(OSError):
+                await writer.drain()
+
+    def _node_ranks(self) -> tuple[int, ...]:
+        known = self._desk.known()
+        return known[-1].node_ranks if known else ()
+
+    def all_left(self) -> bool:
+        """True when every rank of the last attempt has said goodbye."""
+        everyone = set(self._node_ranks()) or self.said_bye
+        return bool(everyone) and everyone <= self.said_bye
+
+    def close(self) -> None:
+        """End all connections."""
+        for task in self._settling:
+            task.cancel()
+        for writer in list(self._open):
+            writer.close()
+
+
+def _is_ours(writer: asyncio.StreamWriter) -> bool:
+    """True when the peer is a process of this user."""
+    raw = writer.get_extra_info("socket")
+    size = struct.calcsize("3i")
+    peer = struct.unpack("3i", raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return bool(peer[1] == os.getuid())

@@ -1,0 +1,102 @@
+"""The agent's threads and tasks: what runs, what is tried again, how it all stops."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from forebay.errors import FullError, StoreError
+from forebay.watch.events import emit
+
+TRIES = 5
+_FIRST_WAIT_S = 0.2
+_BYTE_THREADS = 8  # two lanes of spill and two of upload, each with a hashing or waiting peer
+_COMMIT_THREADS = 16  # mostly asleep: a commit waits for other nodes
+
+_T = TypeVar("_T")
+
+
+class Stopped(Exception):  # noqa: N818 - no error: the next agent goes on
+    """This agent ends, or the snapshot has ended: the work in hand is left where it is."""
+
+
+class Work:
+    """Runs byte work and commits beside the loop. Belongs to the loop's thread."""
+
+    def __init__(self) -> None:
+        self._bytes = ThreadPoolExecutor(_BYTE_THREADS, thread_name_prefix="bytes")
+        self._commits = ThreadPoolExecutor(_COMMIT_THREADS, thread_name_prefix="commit")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._nap = threading.Event()
+        self.stopping = False
+        self.cut = False
+
+    @property
+    def busy(self) -> bool:
+        """True while a task is under way."""
+        return bool(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine beside all others; an error that it lets out is a bug and is told."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            emit("agent.bug", level=50, why=repr(task.exception()))
+
+    async def changed(self, timeout_s: float) -> None:
+        """Return once a task has ended, or after ``timeout_s``."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(timeout_s)
+
+    async def move(self, work: Callable[..., _T], *args: Any) -> _T:
+        """Run byte work in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._bytes, work, *args)
+
+    async def commit(self, work: Callable[..., _T], *args: Any) -> _T:
+        """Run a commit, or what belongs to one, in a thread that may wait long."""
+        return await asyncio.get_running_loop().run_in_executor(self._commits, work, *args)
+
+    async def again(self, work: Callable[[], _T]) -> _T:
+        """Run byte work, again after a passing failure of the tier; raises what the last try did.
+
+        A full tier is not tried again: somebody has to make room.
+        """
+        wait_s = _FIRST_WAIT_S
+        for left in range(TRIES - 1, -1, -1):
+            try:
+                return await self.move(work)
+            except StoreError as error:
+                if self.stopping:
+                    raise Stopped from error
+                if left == 0 or isinstance(error, FullError):
+                    raise
+                emit("store.retry", level=30, why=error, tries_left=left)
+                await asyncio.sleep(wait_s)
+                wait_s *= 2
+        raise AssertionError("unreachable")
+
+    def nap(self, seconds: float) -> None:
+        """Sleep in a thread. Raises Stopped as soon as the agent stops."""
+        if self._nap.wait(seconds):
+            raise Stopped
+
+    async def stop(self, limit_s: float) -> None:
+        """Let the work in hand end, for ``limit_s``; then cut it off between two writes."""
+        self.stopping = True
+        self._nap.set()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=limit_s)
+        self.cut = True
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=limit_s)
+        self._bytes.shutdown(wait=False)
+        self._commits.shutdown(wait=False)

@@ -1,0 +1,102 @@
+"""The journal: what comes back, from a whole file and from a torn one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forebay.drain import journal as journal_module
+from forebay.drain.journal import Ended, Journal, Line, Spilled, Uploaded, journal_path
+from forebay.format.messages import Phase
+
+
+def lines() -> list[Line]:
+    digests = {"header": b"h", "slices": (b"s", b"t"), "blocks": ((), (b"b",)), "witnesses": ()}
+    return [
+        Spilled(step=1, attempt="a", rank=0, **digests),  # type: ignore[arg-type]
+        Uploaded(step=1, attempt="a", rank=0, **digests),  # type: ignore[arg-type]
+        Ended(step=1, attempt="a", phase=Phase.COMMITTED, at_s=1.5, node_ranks=(0, 1)),
+    ]
+
+
+def written(path: Path) -> Journal:
+    made = Journal(path)
+    assert made.replay() == []
+    for line in lines():
+        made.write(line)
+    made.close()
+    return made
+
+
+def test_lines_come_back_as_they_were(tmp_path: Path) -> None:
+    written(tmp_path / "journal")
+    assert Journal(tmp_path / "journal").replay() == lines()
+    assert [type(line) for line in Journal(tmp_path / "journal").replay()] == [
+        Spilled,
+        Uploaded,
+        Ended,
+    ]
+
+
+def test_cut_at_every_byte_gives_a_prefix_and_takes_new_lines(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    whole = path.read_bytes()
+    seen = set()
+    for cut in range(len(whole)):
+        path.write_bytes(whole[:cut])
+        torn = Journal(path)
+        found = torn.replay()
+        assert found == lines()[: len(found)]
+        seen.add(len(found))
+        torn.write(lines()[2])
+        torn.close()
+        assert Journal(path).replay() == [*found, lines()[2]]
+    assert seen == {0, 1, 2}
+
+
+def test_a_flipped_bit_ends_the_replay(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    data = bytearray(path.read_bytes())
+    first = 12 + int.from_bytes(data[:4], "big")
+    data[first + 20] ^= 1
+    path.write_bytes(data)
+    assert Journal(path).replay() == lines()[:1]
+
+
+def test_restart_keeps_only_what_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = written(path)
+    journal.restart(lines()[2:])
+    journal.write(lines()[0])
+    journal.close()
+    assert Journal(path).replay() == [lines()[2], lines()[0]]
+    assert [p.name for p in tmp_path.iterdir()] == ["journal"]
+
+
+def test_a_failed_append_hides_no_later_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    journal.write(lines()[0])
+
+    def torn(self: object, data: bytes) -> None:
+        with path.open("ab") as file:
+            file.write(data[: len(data) // 2])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal_module.AppendFile, "append", torn)
+        with pytest.raises(OSError, match="No space"):
+            journal.write(lines()[1])
+    journal.write(lines()[2])
+    journal.close()
+    assert Journal(path).replay() == [lines()[0], lines()[2]]
+
+
+def test_it_lies_on_the_local_tier_where_there_is_one(tmp_path: Path) -> None:
+    assert journal_path(tmp_path / "job", None) == tmp_path / "job" / "journal"
+    assert journal_path(tmp_path / "job", tmp_path / "home") == tmp_path / "home" / "journal"

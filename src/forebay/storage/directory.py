@@ -26,7 +26,7 @@ from forebay.storage.store import (
 )
 
 _READ_BYTES = 2**30
-_MAKE_TRIES = 5
+_MAKE_TRIES = 20
 
 
 def open_url(text: str, *, make: bool) -> DirectoryStore:
@@ -182,7 +182,7 @@ class DirectoryStore(Store):
                 try:
                     self._make_parent(path)
                     durable.write_new(path, view, on_progress=on_progress, pace=pace)
-                except FileNotFoundError:  # noqa: PERF203 - five rounds at most
+                except FileNotFoundError:  # noqa: PERF203 - a few rounds at most
                     if not tries_left:  # else: a delete took the empty directory away
                         raise
                 else:

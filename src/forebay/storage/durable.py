@@ -103,12 +103,24 @@ def write_new(
     Killed at any point it leaves a hidden file at worst. On an error nothing is left, save where
     the directory's own flush fails: the file is there then, and a power cut may take it away.
     """
+    # Open from before the link on: FileNotFoundError then always means that nothing was published.
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _write_and_link(path, view, on_progress, pace)
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _write_and_link(
+    path: Path, view: memoryview, told: OnProgress | None, pace: Pace | None
+) -> None:
     hidden = path.with_name(f"{HIDDEN}{path.name}.{secrets.token_hex(6)}{_UNFINISHED}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(hidden, flags, 0o666)
     try:
         try:
-            _write_all(fd, view.cast("B") if view.nbytes else view, on_progress, pace)
+            _write_all(fd, view.cast("B") if view.nbytes else view, told, pace)
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -117,7 +129,6 @@ def write_new(
         with contextlib.suppress(OSError):
             hidden.unlink()
         raise
-    sync_directory(path.parent)
 
 
 def _publish(hidden: Path, path: Path) -> None:
@@ -170,7 +181,10 @@ def remove(path: Path) -> bool:
         path.unlink()
     except (FileNotFoundError, NotADirectoryError):
         return False
-    sync_directory(path.parent)
+    for directory in path.parents:
+        with contextlib.suppress(FileNotFoundError):  # another delete took the directory as well
+            sync_directory(directory)
+            break
     return True
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         StoreError,
         UsageError,
     )
-    from forebay.reader import open
+    from forebay.reader import open  # noqa: A004 - the public name
     from forebay.snapshot import Snapshot
 
 _HOMES = {
@@ -88,7 +88,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - any public name
+def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'forebay' has no attribute {name!r}")

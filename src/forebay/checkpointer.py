@@ -7,15 +7,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import torch
 import torch.distributed as dist
 
 from forebay.capture import agree, arena, layout, state
 from forebay.capture.copy import digest_of
-from forebay.capture.ledger import Ledger, Tier, error_of
+from forebay.capture.ledger import Ledger, Line, Tier, error_of
 from forebay.capture.offer import Link
 from forebay.capture.stage import Stage
 from forebay.capture.topology import SINGLE, Topology, from_environment, place
@@ -36,6 +35,9 @@ from forebay.restore.session import Session
 from forebay.snapshot import Snapshot
 from forebay.storage.store import Store, open_store, resolve_url
 from forebay.watch.events import emit
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def discover_topology() -> Topology:
@@ -103,12 +105,13 @@ class Checkpointer:
         self._ledger = Ledger()
         self._saves: dict[int, int] = {}
         self._taken = 0
-        self._agreed: frozenset[tuple[object, ...]] = frozenset()
+        self._agreed = layout.Agreed()
+        self._spreads = state.Spreads()
         self._job: _Job | None = None
         self._stage: Stage | None = None
         self._closed = False
 
-    def __enter__(self) -> Checkpointer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -128,10 +131,10 @@ class Checkpointer:
         Collective when torch.distributed is up. Changes nothing in ``state_dict``.
         """
         job = self._open_job()
-        walked = state.walk(state_dict, job.topology.rank)
+        walked = state.walk(state_dict, job.topology.rank, self._spreads)
         marks = layout.agreement_marks(walked, job.topology, agree.BUCKETS)
         agreed = self._exchange.agreed_buckets(marks)
-        self._agreed = layout.agreed_leaves(walked, job.topology, agree.BUCKETS, agreed)
+        self._agreed = layout.agree_on(walked, job.topology, agree.BUCKETS, agreed)
         self._lay_out(job, walked, len(tree.write_tree(walked.common)), compare=True)
 
     def save(self, step: int, state_dict: dict[Any, Any]) -> Snapshot:
@@ -148,11 +151,12 @@ class Checkpointer:
         if self._stage is None:
             self.prepare(state_dict)
         job, stage = self._job, self._stage
-        assert job is not None and stage is not None
+        assert job is not None
+        assert stage is not None
         setup_s = time.perf_counter() - began
         begin = time.perf_counter()
         attempt = self._attempt_for(job, step)
-        walked = state.walk(state_dict, job.topology.rank)
+        walked = state.walk(state_dict, job.topology.rank, self._spreads)
         common, own = tree.write_tree(walked.common), tree.write_tree(walked.own)
         if walked.sign != stage.plan.sign or not stage.fits(len(common) + len(own)):
             # The structure changed: this rank lays out anew by itself, asking nobody.
@@ -285,7 +289,8 @@ class Checkpointer:
 
     def _together(self, failure: ForebayError | None) -> ForebayError | None:
         """This rank's failure, or that of the first rank that has one; None when all went well."""
-        first = self._exchange.first_failure(failure and f"{failure.kind} {failure}")
+        text = None if failure is None else f"{failure.kind} {failure}"
+        first = self._exchange.first_failure(text)
         if first is None or failure is not None:
             return failure
         kind, _, text = first[1].partition(" ")
@@ -293,11 +298,10 @@ class Checkpointer:
 
     def status(self) -> dict[str, Any]:
         """Snapshots of this rank that are under way or failed, and the state of its agent."""
-        show = lambda line: {"step": line.step, "phase": line.phase.value, "detail": line.detail}  # noqa: E731
         return {
             "agent": self._ledger.agent,
-            "open": [show(line) for line in self._ledger.open_lines()],
-            "failed": [show(line) for line in self._ledger.failures()],
+            "open": [_shown(line) for line in self._ledger.open_lines()],
+            "failed": [_shown(line) for line in self._ledger.failures()],
         }
 
     def wait(self, tier: Tier = "durable", timeout_s: float = 600.0) -> None:
@@ -322,8 +326,8 @@ class Checkpointer:
                 self._ledger.wait(line.step, line.attempt, "durable", left)
             except DeadlineError:
                 late.append(line.step)
-            except Exception:  # noqa: S110 - collected from the ledger below, with its reason
-                pass
+            except ForebayError:
+                continue  # told below from the ledger, with its reason
         self._leave(clean=not late)
         if late:
             raise DeadlineError(
@@ -424,6 +428,10 @@ class Checkpointer:
             raise failure
         data = self._exchange.from_first(data)
         return read_manifest(data, "manifest") if data else None
+
+
+def _shown(line: Line) -> dict[str, Any]:
+    return {"step": line.step, "phase": line.phase.value, "detail": line.detail}
 
 
 def _manifest_bytes(catalog: Catalog, step: int | None, older_than: int | None) -> bytes:

@@ -15,7 +15,7 @@ LINGER_VARIABLE = "FOREBAY_AGENT_LINGER_S"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """Which committed checkpoints stay: the ``last`` newest, and each whose step divides ``every``."""
+    """Which committed checkpoints stay: the ``last`` newest, and multiples of ``every``."""
 
     last: int = 3
     every: int | None = None

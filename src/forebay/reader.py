@@ -42,7 +42,7 @@ class TensorInfo:
 
 
 class Run:
-    """The committed checkpoints of one run. Reads only; every byte is checked against its digest."""
+    """The committed checkpoints of one run. Reads only; every byte is checked."""
 
     def __init__(self, url: str | os.PathLike[str]) -> None:
         self.store = open_store(url, make=False)

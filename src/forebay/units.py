@@ -32,8 +32,7 @@ def parse_bytes(text: str) -> int:
     """``'64MiB'`` or ``'1.5 GB'`` -> bytes. Decimal units are SI. Raises UsageError."""
     number, unit = _split(text, "size", "64MiB")
     name = unit.lower()
-    if name.endswith("b"):
-        name = name[:-1]
+    name = name.removesuffix("b")
     scale = _DECIMAL.get(name) or _BINARY.get(name)
     if scale is None:
         raise UsageError(f"size: unknown unit {unit!r} in {text!r}, expected B, kB, MB, GiB ...")

@@ -25,7 +25,7 @@ from forebay.format.messages import AGENT_SOCKET
 WORKERS = Path(__file__).with_name("workers.py")
 
 
-def poll(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:  # noqa: ANN401
+def poll(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
     """Wait until ``condition`` gives something true; fail naming ``what`` at the deadline."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -216,10 +216,8 @@ class Ranks:
 
 
 @pytest.fixture
-def start_ranks(
-    tmp_path: Path, runtime: Path, nursery: Nursery
-) -> Iterator[Callable[..., Ranks]]:
-    """``start_ranks(worker, world_size, **arguments)`` runs a function of workers.py on each rank."""
+def start_ranks(tmp_path: Path, runtime: Path, nursery: Nursery) -> Iterator[Callable[..., Ranks]]:
+    """``start_ranks(worker, world_size, **arguments)``: a function of workers.py on each rank."""
     started: list[Ranks] = []
     passed = {k: v for k, v in os.environ.items() if k.startswith("FOREBAY_")}
 

@@ -145,7 +145,9 @@ def _exchange(run: Path) -> str:
 
 
 @pytest.mark.parametrize("harm", [_flip, _cut, _exchange])
-def test_a4_wrong_bytes(tmp_path: Path, harm: Callable[[Path], str], cli: Callable[..., Any]) -> None:
+def test_a4_wrong_bytes(
+    tmp_path: Path, harm: Callable[[Path], str], cli: Callable[..., Any]
+) -> None:
     run = tmp_path / "run"
     with forebay.Checkpointer(run) as checkpointer:
         checkpointer.save(1, {"w": torch.arange(1000.0)}).wait("durable", TIMEOUT_S)
@@ -296,8 +298,14 @@ def test_a10_pointer_before_durability(
     nbytes = 40 * 2**20
     rate = nbytes / (4 if survives else 60)
     ranks = start_ranks(
-        "save_and_hang", 1, url=str(run), step=200, marker=str(tmp_path / "saved"), nbytes=nbytes,
-        drain_bytes_per_s=rate, keep_last=1,
+        "save_and_hang",
+        1,
+        url=str(run),
+        step=200,
+        marker=str(tmp_path / "saved"),
+        nbytes=nbytes,
+        drain_bytes_per_s=rate,
+        keep_last=1,
     )
     poll(lambda: (tmp_path / "saved-0").exists(), "the save to return")
     time.sleep(1.0)  # the case: everything dies one second after the save returned
@@ -368,9 +376,7 @@ def test_a13_truncated_object(tmp_path: Path, local: bool) -> None:
 def test_a14_drainer_killed(tmp_path: Path, runtime: Path, local: bool) -> None:
     nbytes = 32 * 2**20
     options: dict[str, Any] = {"local": tmp_path / "nvme"} if local else {}
-    checkpointer = forebay.Checkpointer(
-        tmp_path / "run", drain_bytes_per_s=nbytes / 4, **options
-    )
+    checkpointer = forebay.Checkpointer(tmp_path / "run", drain_bytes_per_s=nbytes / 4, **options)
     state = {"w": torch.arange(nbytes // 4, dtype=torch.int32)}
     checkpointer.prepare(state)
     snapshot = checkpointer.save(1, state)
@@ -449,7 +455,9 @@ def test_uncovered_targets_are_refused_before_any_byte(tmp_path: Path) -> None:
     topology = Topology(rank=0, world_size=1, node=0, nodes=1, node_ranks=(0,))
     save_and_wait(tmp_path / "run", 1, {"w": torch.ones(6), "v": torch.ones(2)}, topology=topology)
     target = {"v": torch.zeros(2), "w": torch.zeros(8)}
-    with pytest.raises(forebay.MismatchError, match=r"w: shape \(8,\) in the target, \(6,\) stored"):
+    with pytest.raises(
+        forebay.MismatchError, match=r"w: shape \(8,\) in the target, \(6,\) stored"
+    ):
         restored(tmp_path / "run", target)
     assert torch.equal(target["v"], torch.zeros(2))
     missing = {"v": torch.zeros(2), "w": torch.zeros(6), "u": torch.zeros(1)}

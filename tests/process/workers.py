@@ -6,6 +6,7 @@ JSON on its standard input, ``{"worker", "arguments", "env", "log"}``, answering
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -116,7 +117,7 @@ def full_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> di
     return found
 
 
-def save_trained(url: str, layout: str, step: int, **options: Any) -> Any:  # noqa: ANN401
+def save_trained(url: str, layout: str, step: int, **options: Any) -> Any:
     """Train three steps, save, wait for the commit; rank 0 returns all tensors."""
     group()
     model, optimizer = build(layout)
@@ -129,7 +130,7 @@ def save_trained(url: str, layout: str, step: int, **options: Any) -> Any:  # no
         return full_tensors(model, optimizer)
 
 
-def load_trained(url: str, layout: str, step: int) -> Any:  # noqa: ANN401
+def load_trained(url: str, layout: str, step: int) -> Any:
     """Restore into a freshly built model and optimizer and return all tensors."""
     group()
     model, optimizer = build(layout)
@@ -148,8 +149,8 @@ def load_trained(url: str, layout: str, step: int) -> Any:  # noqa: ANN401
 
 def save_dict(
     url: str, step: int, values: dict[str, Any], grouped: bool = True, **options: Any
-) -> Any:  # noqa: ANN401
-    """Save tensors and values given by rank: ``{name: [value of rank 0, ...]}``; lists are tensors."""
+) -> Any:
+    """Save what is given by rank: ``{name: [value of rank 0, ...]}``; lists are tensors."""
     if grouped:
         group()
     state: dict[str, Any] = {}
@@ -172,13 +173,15 @@ def save_dict(
     return outcome
 
 
-def save_own(url: str, steps: list[int], tensors: int, fixed: str) -> Any:  # noqa: ANN401
-    """Save steps one after the other, each rank its own tensors; after the first, no more faults."""
+def save_own(url: str, steps: list[int], tensors: int, fixed: str) -> Any:
+    """Save steps one by one, each rank its own tensors; after the first, no more faults."""
     group()
     half = tensors // 2
     state = {
         "model": {f"t{i}": forebay.per_rank(torch.full((10,), float(i))) for i in range(half)},
-        "optimizer": {f"t{i}": forebay.per_rank(torch.full((10,), float(i))) for i in range(half, tensors)},
+        "optimizer": {
+            f"t{i}": forebay.per_rank(torch.full((10,), float(i))) for i in range(half, tensors)
+        },
     }
     checkpointer = forebay.Checkpointer(url)
     checkpointer.prepare(state)
@@ -196,10 +199,8 @@ def save_own(url: str, steps: list[int], tensors: int, fixed: str) -> Any:  # no
             script.with_suffix(".new").write_text("[]")
             script.with_suffix(".new").rename(script)
         dist.barrier()
-    try:
+    with contextlib.suppress(forebay.IncompleteError):
         checkpointer.close()
-    except forebay.IncompleteError:
-        pass
     return outcomes
 
 
@@ -234,7 +235,7 @@ def shapes_state(fill: bool) -> dict[str, Any]:
     }
 
 
-def save_shapes(url: str) -> Any:  # noqa: ANN401
+def save_shapes(url: str) -> Any:
     """Save the awkward sizes."""
     group()
     with forebay.Checkpointer(url) as checkpointer:
@@ -244,7 +245,7 @@ def save_shapes(url: str) -> Any:  # noqa: ANN401
     return True
 
 
-def load_shapes(url: str) -> Any:  # noqa: ANN401
+def load_shapes(url: str) -> Any:
     """Restore the awkward sizes and compare every local tensor."""
     from torch.distributed.tensor import DTensor
 
@@ -269,7 +270,7 @@ def few_state(elements: int, fill: bool) -> dict[str, Any]:
     return {"w": distribute_tensor(whole, init_device_mesh("cpu", (WORLD,)), [Shard(0)])}
 
 
-def save_few(url: str, elements: int) -> Any:  # noqa: ANN401
+def save_few(url: str, elements: int) -> Any:
     """Save a tensor of which some ranks hold nothing."""
     group()
     with forebay.Checkpointer(url) as checkpointer:
@@ -277,7 +278,7 @@ def save_few(url: str, elements: int) -> Any:  # noqa: ANN401
     return True
 
 
-def load_few(url: str, elements: int) -> Any:  # noqa: ANN401
+def load_few(url: str, elements: int) -> Any:
     """Restore it on any number of ranks."""
     group()
     target = few_state(elements, False)
@@ -286,7 +287,7 @@ def load_few(url: str, elements: int) -> Any:  # noqa: ANN401
     return bool(torch.equal(target["w"].to_local(), few_state(elements, True)["w"].to_local()))
 
 
-def save_growing(url: str) -> Any:  # noqa: ANN401
+def save_growing(url: str) -> Any:
     """Two saves; the second has one more tensor on rank 1 only, and a longer byte entry."""
     group()
     state: dict[str, Any] = {"a": torch.ones(6), "b": torch.full((2, 3), 2.0), "bytes": b"x" * 100}
@@ -300,7 +301,7 @@ def save_growing(url: str) -> Any:  # noqa: ANN401
     return "committed"
 
 
-def load_growing(url: str) -> Any:  # noqa: ANN401
+def load_growing(url: str) -> Any:
     """Restore both saves."""
     group()
     state: dict[str, Any] = {"a": torch.zeros(6), "b": torch.zeros(2, 3), "bytes": b""}
@@ -315,7 +316,7 @@ def load_growing(url: str) -> Any:  # noqa: ANN401
     return RANK == 0 or bool(torch.equal(state["late"], torch.full((5,), 3.0)))
 
 
-def save_refused(url: str) -> Any:  # noqa: ANN401
+def save_refused(url: str) -> Any:
     """Try to checkpoint under the name of a live job."""
     try:
         forebay.Checkpointer(url).prepare({"w": torch.ones(1)})
@@ -324,7 +325,7 @@ def save_refused(url: str) -> Any:  # noqa: ANN401
     return "not refused"
 
 
-def save_late(url: str, late_rank: int, go: str, done: str) -> Any:  # noqa: ANN401
+def save_late(url: str, late_rank: int, go: str, done: str) -> Any:
     """All ranks save at once, but one only when the others have finished their save call."""
     group()
     state = {"w": torch.ones(1000), "own": forebay.per_rank(torch.full((3,), float(RANK)))}
@@ -340,7 +341,7 @@ def save_late(url: str, late_rank: int, go: str, done: str) -> Any:  # noqa: ANN
     return "committed"
 
 
-def save_and_hang(url: str, step: int, marker: str, nbytes: int, **options: Any) -> Any:  # noqa: ANN401
+def save_and_hang(url: str, step: int, marker: str, nbytes: int, **options: Any) -> Any:
     """Save, say so, then stay until killed."""
     if WORLD > 1:
         group()
@@ -354,7 +355,7 @@ def save_and_hang(url: str, step: int, marker: str, nbytes: int, **options: Any)
     time.sleep(600)
 
 
-def pause_ratio(url: str, nbytes: int, saves: int) -> Any:  # noqa: ANN401
+def pause_ratio(url: str, nbytes: int, saves: int) -> Any:
     """Pauses of several saves and the plain copy of the same bytes, in the same process."""
     group()
     count = 50

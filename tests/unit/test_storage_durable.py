@@ -19,6 +19,10 @@ from forebay.testing.store import page_aligned
 MEGABYTE = 2**20
 
 
+def names_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
 def io_error(*_: object) -> None:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -30,7 +34,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     real_fsync, real_link, real_unlink = os.fsync, os.link, Path.unlink
 
     def fsync(fd: int) -> None:
-        name = Path(os.readlink(f"/proc/self/fd/{fd}")).name
+        name = Path(f"/proc/self/fd/{fd}").readlink().name
         seen.append(("fsync", "hidden" if durable.is_unfinished(name) else name))
         real_fsync(fd)
 
@@ -64,13 +68,11 @@ def test_bytes_then_name_then_directory(
 def test_nothing_is_visible_before_the_end(tmp_path: Path) -> None:
     shown: list[list[str]] = []
     view = page_aligned(9 * MEGABYTE)
-    durable.write_new(
-        tmp_path / "x", view, on_progress=lambda _: shown.append(os.listdir(tmp_path))
-    )
+    durable.write_new(tmp_path / "x", view, on_progress=lambda _: shown.append(names_in(tmp_path)))
     assert len(shown) >= 3
     for names in shown:
         assert [durable.is_unfinished(name) for name in names] == [True]
-    assert os.listdir(tmp_path) == ["x"]
+    assert names_in(tmp_path) == ["x"]
 
 
 @pytest.mark.parametrize("aligned", [True, False])
@@ -165,7 +167,7 @@ def test_an_existing_name_is_kept(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"first")
     with pytest.raises(FileExistsError):
         durable.write_new(tmp_path / "x", memoryview(b"second"))
-    assert os.listdir(tmp_path) == ["x"]
+    assert names_in(tmp_path) == ["x"]
     assert (tmp_path / "x").read_bytes() == b"first"
 
 
@@ -180,7 +182,7 @@ def test_a_failed_flush_condemns_the_file(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(OSError, match="Input/output error"):
         durable.write_new(tmp_path / "x", page_aligned(2 * MEGABYTE))
     assert len(flushed) == 1
-    assert os.listdir(tmp_path) == []
+    assert names_in(tmp_path) == []
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
@@ -189,7 +191,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         durable.write_new(tmp_path / "x", page_aligned(9 * MEGABYTE), on_progress=stop)
-    assert os.listdir(tmp_path) == []
+    assert names_in(tmp_path) == []
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS])
@@ -203,7 +205,7 @@ def test_filesystem_without_links(
     durable.write_new(tmp_path / "x", memoryview(b"first"))
     with pytest.raises(FileExistsError):
         durable.write_new(tmp_path / "x", memoryview(b"second"))
-    assert os.listdir(tmp_path) == ["x"]
+    assert names_in(tmp_path) == ["x"]
     assert (tmp_path / "x").read_bytes() == b"first"
 
 
@@ -218,7 +220,7 @@ def test_a_link_whose_reply_was_lost_is_ours(
 
     monkeypatch.setattr(os, "link", link)
     durable.write_new(tmp_path / "x", memoryview(b"mine"))
-    assert os.listdir(tmp_path) == ["x"]
+    assert names_in(tmp_path) == ["x"]
 
 
 def test_killed_writer_leaves_only_a_hidden_file(tmp_path: Path) -> None:

@@ -113,6 +113,6 @@ def test_unknown_scheme(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
 @pytest.mark.parametrize("url", ["", "a\0b", "file://", "file://otherhost/run", "file://run"])
 def test_no_url_at_all(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="store: .*expected"):
+    with pytest.raises(UsageError, match=r"store: .*expected"):
         open_store(url)
     assert list(tmp_path.iterdir()) == []

@@ -30,12 +30,12 @@ def group_is_up() -> bool:
 
 
 class Exchange:
-    """Exchanges over a gloo group of all ranks, made at first use. Collective: all ranks or none."""
+    """Exchanges over a gloo group of all ranks, made at first use. All ranks call, or none."""
 
     def __init__(self) -> None:
         self._group: Any = None
 
-    def _over(self) -> Any:  # noqa: ANN401 - a process group has no public type
+    def _over(self) -> Any:
         if self._group is None:
             plain = dist.get_backend() == "gloo"
             self._group = (

@@ -88,7 +88,7 @@ class RankLock:
 
 
 class Arena:
-    """One arena file, mapped. Owned by the rank that holds its lock; used by one thread at a time."""
+    """One arena file, mapped. Owned by the rank that holds its lock; used by one thread."""
 
     def __init__(self, path: Path, head: ArenaHead, mapping: mmap.mmap) -> None:
         self.path = path
@@ -182,12 +182,14 @@ def make_arena(
         slots=slots, ticket_bytes=ticket_bytes, image_bytes=image_bytes, generation=generation
     )
     path = directory / f"rank-{rank:05d}.{generation}.arena"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    hidden = directory / f".{path.name}"  # named only once it is whole: an agent may look any time
+    hidden.unlink(missing_ok=True)
+    fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         try:
             os.posix_fallocate(fd, 0, head.total_bytes)
         except OSError as error:
-            path.unlink()
+            hidden.unlink()
             free = os.statvfs(directory)
             raise FullError(
                 f"{path}: the arena needs {head.total_bytes} bytes of shared memory, "
@@ -203,6 +205,7 @@ def make_arena(
         for at in range(0, head.total_bytes, PAGE_BYTES):
             mapping[at] = 0
     mapping[:PAGE_BYTES] = head.write()
+    hidden.rename(path)
     return Arena(path, head, mapping)
 
 

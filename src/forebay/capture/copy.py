@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # Types that copy_ may not know, or may change in passing, are copied as integers of their size.
 _AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_CUDA: Any = torch.cuda  # partly untyped in torch
 _NATIVE = {
     torch.bool,
     torch.uint8,
@@ -47,7 +48,7 @@ def carried_as(dtype: torch.dtype) -> torch.dtype:
 def digest_of(leaf: Leaf) -> str:
     """BLAKE3 of a leaf's local bytes, row-major, as hex. Copies once where it is not on the CPU."""
     local = leaf.tensor.detach().cpu().contiguous()
-    return digest(memoryview(local.view(-1).view(torch.uint8).numpy()), threads=4).hex()
+    return digest(memoryview(local.view(-1).view(torch.uint8).numpy().data), threads=4).hex()
 
 
 class Copier:
@@ -63,7 +64,7 @@ class Copier:
         self._registered = 0
         if device is not None and device.type == "cuda":
             self._register()
-            self._stream = torch.cuda.Stream(device)
+            self._stream = _CUDA.Stream(device)
 
     def _views(self, image_start: int) -> list[torch.Tensor]:
         views = []
@@ -76,7 +77,7 @@ class Copier:
 
     def _register(self) -> None:
         """Pin the arena's pages for the device; a failure leaves pageable copies, and says so."""
-        runtime = torch.cuda.cudart()
+        runtime: Any = _CUDA.cudart()
         result = runtime.cudaHostRegister(self._base.data_ptr(), self._base.numel(), 0)
         if int(result) == 0:
             self._registered = self._base.data_ptr()
@@ -92,10 +93,10 @@ class Copier:
             if self._stream is None:
                 torch._foreach_copy_(self._targets[slot], sources)
                 return
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
+            self._stream.wait_stream(_CUDA.current_stream())
+            with _CUDA.stream(self._stream):
                 torch._foreach_copy_(self._targets[slot], sources, non_blocking=True)
-                done = torch.cuda.Event()
+                done = _CUDA.Event()
                 done.record(self._stream)
             done.synchronize()
 
@@ -103,7 +104,7 @@ class Copier:
         """Unpin and let go of the arena's memory."""
         if self._registered:
             with contextlib.suppress(RuntimeError):
-                torch.cuda.cudart().cudaHostUnregister(self._registered)
+                _CUDA.cudart().cudaHostUnregister(self._registered)
         self._targets.clear()
         del self._base
 

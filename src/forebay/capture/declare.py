@@ -48,7 +48,7 @@ def rng() -> Rng:
     return Rng()
 
 
-def unwrap(item: Any) -> tuple[Any, bool]:  # noqa: ANN401 - any part of a state
+def unwrap(item: Any) -> tuple[Any, bool]:
     """``(inner item, declared per rank)``."""
     own = False
     while isinstance(item, PerRank):

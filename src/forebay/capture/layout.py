@@ -16,7 +16,7 @@ from forebay.capture.placement import SMALL_BYTES, held_boxes, written_part
 from forebay.capture.topology import Topology
 from forebay.errors import StateError
 from forebay.format.dtypes import element_type
-from forebay.format.paths import component
+from forebay.format.paths import component, parent_of
 from forebay.format.shard import Image, plan_image, round_up
 from forebay.format.slices import Box, Slice
 from forebay.format.slot import Layout, SliceRow, StartDigest, WitnessRow
@@ -108,16 +108,35 @@ def bucket_of(group: Group, buckets: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") % buckets
 
 
-def agreed_leaves(
-    walked: Walked, topology: Topology, buckets: int, agreed: Collection[int]
-) -> frozenset[tuple[object, ...]]:
-    """Signs of the replicated leaves whose holders all hold them."""
-    groups = ((leaf, group_of(leaf, walked, topology)) for leaf in walked.leaves)
-    return frozenset(
-        leaf.sign
-        for leaf, group in groups
-        if group.count > 1 and bucket_of(group, buckets) in agreed
-    )
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """Replicas that all their holders agreed to hold, by sign, and parameters of which they know.
+
+    An optimizer makes its state at its first step, after the agreement; it is divided like the
+    parameter's own group, because the same parameter has the same state wherever it is.
+    """
+
+    signs: frozenset[tuple[object, ...]] = frozenset()
+    parameters: frozenset[str] = frozenset()
+
+    def covers(self, leaf: Leaf, walked: Walked) -> bool:
+        """True when every holder of this leaf knows that the others hold it."""
+        if leaf.sign in self.signs:
+            return True
+        return walked.slots_of.get(parent_of(leaf.path)) in self.parameters
+
+
+def agree_on(walked: Walked, topology: Topology, buckets: int, agreed: Collection[int]) -> Agreed:
+    """What the agreed buckets mean for the leaves of this rank."""
+    signs: set[tuple[object, ...]] = set()
+    parameters: set[str] = set()
+    for leaf in walked.leaves:
+        group = group_of(leaf, walked, topology)
+        if group.count == 1 or bucket_of(group, buckets) in agreed:
+            parameters.add(leaf.path)
+            if group.count > 1:
+                signs.add(leaf.sign)
+    return Agreed(frozenset(signs), frozenset(parameters) if agreed else frozenset())
 
 
 def plan_layout(
@@ -125,7 +144,7 @@ def plan_layout(
     topology: Topology,
     *,
     run: str,
-    agreed: Collection[tuple[object, ...]],
+    agreed: Agreed,
     check_always: bool,
     start_digest: Callable[[Leaf], str] | None,
 ) -> Plan:
@@ -137,7 +156,7 @@ def plan_layout(
     for number, leaf in enumerate(walked.leaves):
         item_bytes = element_type(leaf.dtype).item_bytes
         group = group_of(leaf, walked, topology)
-        together = group.count > 1 and leaf.sign in agreed
+        together = group.count > 1 and agreed.covers(leaf, walked)
         for box, local in held_boxes(leaf.shape, leaf.spread.splits):
             mine = [box]
             if together:

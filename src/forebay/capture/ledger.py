@@ -19,7 +19,7 @@ _QUIET = (Phase.STAGED, Phase.LOCAL, Phase.UPLOADING, Phase.SEALED)
 
 @dataclass(slots=True)
 class Line:
-    """One snapshot: its last phase, when each phase was reached (Unix seconds), and why it failed."""
+    """One snapshot: its phase, when each was reached (Unix seconds), and why it failed."""
 
     step: int
     attempt: str
@@ -30,7 +30,7 @@ class Line:
 
 
 class Ledger:
-    """Snapshots of one rank by step and attempt. Written by the link's thread, read by the trainer."""
+    """Snapshots of one rank. Written by the link's thread, read by the trainer."""
 
     def __init__(self) -> None:
         self._lines: dict[tuple[int, str], Line] = {}

@@ -105,7 +105,7 @@ class Wire:
 
 
 class Link:
-    """This rank's tie to its node agent. Its thread receives and, when the tie breaks, renews it."""
+    """This rank's tie to its node agent. Its thread receives, and renews a broken tie."""
 
     def __init__(
         self,
@@ -203,12 +203,20 @@ class Link:
     def _connect(self) -> Wire:
         deadline = time.monotonic() + self._timeout_s
         wire = self._try()
-        if wire is None and self._start_agents:
-            with _lock(self._directory / "spawn.lock", deadline):
-                wire = self._try()
-                if wire is None:
-                    self._spawn()
-        while wire is None:
+        if wire is not None:
+            return wire
+        if not self._start_agents:
+            return self._await(deadline)
+        with _lock(self._directory / "spawn.lock", deadline):
+            wire = self._try()
+            if wire is not None:
+                return wire
+            self._spawn()
+            return self._await(deadline)
+
+    def _await(self, deadline: float) -> Wire:
+        """Try until an agent answers. Raises AgentError at the deadline."""
+        while (wire := self._try()) is None:
             if time.monotonic() > deadline or self._closing.is_set():
                 raise AgentError(
                     f"agent: none answers at {self._directory / AGENT_SOCKET} after "
@@ -216,7 +224,6 @@ class Link:
                     "or leave agent='auto'"
                 )
             time.sleep(_POLL_S)
-            wire = self._try()
         return wire
 
     def _try(self) -> Wire | None:
@@ -250,7 +257,7 @@ class Link:
         fd = os.open(self._directory / AGENT_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         command = [sys.executable, "-m", "forebay.drain.agent", "--detach", str(self._directory)]
         try:
-            subprocess.run(
+            subprocess.run(  # noqa: S603 - our own interpreter, our own module
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=fd,

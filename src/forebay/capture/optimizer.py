@@ -15,18 +15,27 @@ from typing import Any
 
 from forebay.errors import StateError
 
+_OPTIMIZERS: dict[Any, bool] = {}  # by type; asked for every node of a state
+
 
 def is_optimizer(item: object) -> bool:
-    """True for torch.optim.Optimizer and what behaves like one, judged without torch."""
-    return any(
-        base.__name__ == "Optimizer" and base.__module__.startswith("torch.optim")
-        for base in type(item).__mro__
-    )
+    """True for torch.optim.Optimizer and what is derived from it, judged without torch."""
+    return _derives_from_optimizer(type(item))
+
+
+def _derives_from_optimizer(kind: Any) -> bool:
+    known = _OPTIMIZERS.get(kind)
+    if known is None:
+        known = _OPTIMIZERS[kind] = any(
+            base.__name__ == "Optimizer" and base.__module__.startswith("torch.optim")
+            for base in kind.__mro__
+        )
+    return known
 
 
 def names_of(
     optimizer: Any, known: Mapping[int, str], path: str
-) -> list[tuple[str | int, Any, int]]:  # noqa: ANN401
+) -> list[tuple[str | int, Any, int]]:
     """``(name, parameter, group index)`` in the order of the optimizer's own numbering.
 
     ``known`` maps ``id(parameter)`` to its name in a module of the state. A parameter of no known
@@ -44,7 +53,7 @@ def names_of(
     return rows
 
 
-def named_state(optimizer: Any, known: Mapping[int, str], path: str) -> dict[str, Any]:  # noqa: ANN401
+def named_state(optimizer: Any, known: Mapping[int, str], path: str) -> dict[str, Any]:
     """The named form of ``optimizer.state_dict()``; tensors are the optimizer's own."""
     rows = names_of(optimizer, known, path)
     plain = optimizer.state_dict()
@@ -64,14 +73,14 @@ def named_state(optimizer: Any, known: Mapping[int, str], path: str) -> dict[str
 
 def missing_slots(
     optimizer: Any, known: Mapping[int, str], path: str
-) -> Iterator[tuple[str | int, Any]]:  # noqa: ANN401
+) -> Iterator[tuple[str | int, Any]]:
     """Parameters for which the optimizer holds no state yet, as a fresh one does for all."""
     for name, parameter, _ in names_of(optimizer, known, path):
         if not optimizer.state.get(parameter):
             yield name, parameter
 
 
-def load_named(optimizer: Any, named: dict[str, Any], known: Mapping[int, str], path: str) -> None:  # noqa: ANN401
+def load_named(optimizer: Any, named: dict[str, Any], known: Mapping[int, str], path: str) -> None:
     """Set the optimizer from the named form. Tensors in it become the optimizer's own, uncast.
 
     ``Optimizer.load_state_dict`` would cast floating state to the parameter's dtype; options go

@@ -34,7 +34,7 @@ class Split:
 
 
 def _chunk(count: int, parts: int, index: int) -> Run:
-    """Part ``index`` of ``count`` things as torch.chunk cuts them: ceiling-sized, the last short."""
+    """Part ``index`` of ``count`` things as torch.chunk cuts: ceiling-sized, the last short."""
     size = -(-count // parts)
     start = min(size * index, count)
     return start, min(start + size, count) - start

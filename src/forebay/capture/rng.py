@@ -50,5 +50,5 @@ class Rng:
             torch.cuda.set_rng_state_all([_byte_tensor(torch, s) for s in states])
 
 
-def _byte_tensor(torch: Any, data: bytes) -> Any:  # noqa: ANN401 - torch may be absent
+def _byte_tensor(torch: Any, data: bytes) -> Any:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)

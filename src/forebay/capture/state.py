@@ -16,7 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from forebay.capture.declare import ValueBox, unwrap
-from forebay.capture.optimizer import is_optimizer, named_state
+from forebay.capture.optimizer import is_optimizer, named_state, names_of
 from forebay.capture.placement import Split
 from forebay.errors import StateError
 from forebay.format import paths, tree
@@ -39,6 +39,22 @@ class Spread:
 
     splits: tuple[Split, ...]
     holders: tuple[int, ...] | None
+
+
+class Spreads:
+    """Spreads already worked out, by mesh and placements. One for the life of a checkpointer."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], tuple[Any, Spread, tuple[int, ...]]] = {}
+
+    def of(self, item: DTensor, path: str) -> tuple[Spread, tuple[int, ...]]:
+        """Spread of a DTensor on this rank, and the ranks of its mesh."""
+        mesh = item.device_mesh
+        key = (id(mesh), item.placements, item.dim())
+        known = self._known.get(key)
+        if known is None or known[0] is not mesh:
+            known = self._known[key] = (mesh, *spread_of(item, path))
+        return known[1], known[2]
 
 
 EVERYWHERE = Spread((), None)
@@ -68,13 +84,15 @@ class Walked:
     """The state as found: entries held in common, entries of this rank alone, and the tensors.
 
     A tied tensor has an entry for each path and one leaf. ``meshes`` has, by top-level entry, the
-    ranks of the largest device mesh seen in it.
+    ranks of the largest device mesh seen in it. ``slots_of`` has, by the path of a parameter's
+    optimizer state, the path of the parameter's own leaf.
     """
 
     common: list[tree.Entry] = field(default_factory=list)
     own: list[tree.Entry] = field(default_factory=list)
     leaves: list[Leaf] = field(default_factory=list)
     meshes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    slots_of: dict[str, str] = field(default_factory=dict)
 
     @property
     def sign(self) -> tuple[object, ...]:
@@ -88,8 +106,8 @@ class Walked:
         return next((device for device in devices if device.type != "cpu"), None)
 
 
-def parameter_names(state: Any) -> dict[int, str]:  # noqa: ANN401 - any state
-    """``id(parameter)`` -> its name in the modules of a state; two modules' equal names get paths."""
+def parameter_names(state: Any) -> dict[int, str]:
+    """``id(parameter)`` -> its name in the modules of a state; a name met twice gets a path."""
     modules = list(_modules(state, ""))
     found: dict[int, str] = {}
     taken: dict[str, int] = {}
@@ -103,7 +121,7 @@ def parameter_names(state: Any) -> dict[int, str]:  # noqa: ANN401 - any state
     return found
 
 
-def _modules(item: Any, path: str) -> Iterator[tuple[str, torch.nn.Module]]:  # noqa: ANN401
+def _modules(item: Any, path: str) -> Iterator[tuple[str, torch.nn.Module]]:
     item, _ = unwrap(item)
     if isinstance(item, torch.nn.Module):
         yield path, item
@@ -115,7 +133,7 @@ def _modules(item: Any, path: str) -> Iterator[tuple[str, torch.nn.Module]]:  # 
             yield from _modules(child, paths.join(path, paths.Position(position)))
 
 
-def plain_state(item: Any, names: dict[int, str], path: str) -> Any:  # noqa: ANN401
+def plain_state(item: Any, names: dict[int, str], path: str) -> Any:
     """What an object with a state gives for saving, and anything else as it is."""
     if isinstance(item, torch.nn.Module):
         return item.state_dict(keep_vars=True)
@@ -135,7 +153,7 @@ def has_state(item: object) -> bool:
     )
 
 
-def holds_parts(item: Any, depth: int = 0) -> bool:  # noqa: ANN401
+def holds_parts(item: Any, depth: int = 0) -> bool:
     """True when a list or tuple holds, at any depth, a tensor or an object with a state."""
     item, own = unwrap(item)
     if own or isinstance(item, torch.Tensor | np.ndarray | np.generic) or has_state(item):
@@ -150,29 +168,35 @@ def holds_parts(item: Any, depth: int = 0) -> bool:  # noqa: ANN401
 
 
 class _Walk:
-    def __init__(self, rank: int, names: dict[int, str]) -> None:
+    def __init__(self, rank: int, names: dict[int, str], spreads: Spreads) -> None:
         self.rank = rank
+        self.spreads = spreads
         self.names = names
         self.found = Walked()
         self._seen: dict[object, str] = {}
         self._alive: list[torch.Tensor] = []  # an id may be used again once its object is gone
 
-    def visit(self, item: Any, path: str, own: bool, depth: int = 0) -> None:  # noqa: ANN401
+    def visit(self, item: Any, path: str, own: bool, depth: int = 0) -> None:
         item, declared = unwrap(item)
         own = own or declared
+        entries = self.found.own if own else self.found.common
+        if isinstance(item, torch.Tensor):  # first: a state is mostly tensors
+            entries.append(self._tensor(item, path, own))
+            return
         if depth > tree.MAX_DEPTH:
             raise StateError(f"{path}: nested deeper than {tree.MAX_DEPTH}: a reference to itself?")
+        if is_optimizer(item):
+            self._note_slots(item, path)
         item = plain_state(item, self.names, path)
-        entries = self.found.own if own else self.found.common
-        if isinstance(item, torch.Tensor):
-            entries.append(self._tensor(item, path, own))
-        elif isinstance(item, np.ndarray | np.generic):
-            entries.append(self._array(np.asarray(item), path, own))
-        elif type(item) in (dict, OrderedDict):
+        if type(item) in (dict, OrderedDict):
             kind: Literal["dict", "odict"] = "dict" if type(item) is dict else "odict"
             entries.append(tree.Container(path, kind, len(item)))
             for key, child in item.items():
                 self.visit(child, paths.join(path, key), own, depth + 1)
+        elif isinstance(item, torch.Tensor):
+            entries.append(self._tensor(item, path, own))
+        elif isinstance(item, np.ndarray | np.generic):
+            entries.append(self._array(np.asarray(item), path, own))
         elif type(item) in (list, tuple) and holds_parts(item):
             entries.append(
                 tree.Container(path, "list" if type(item) is list else "tuple", len(item))
@@ -181,6 +205,12 @@ class _Walk:
                 self.visit(child, paths.join(path, paths.Position(position)), own, depth + 1)
         else:
             entries.append(tree.Value(path, tree.encode_value(item, path)))
+
+    def _note_slots(self, optimizer: Any, path: str) -> None:
+        for name, parameter, _ in names_of(optimizer, self.names, path):
+            home = self._seen.get(id(parameter))
+            if home is not None:
+                self.found.slots_of[paths.join(paths.join(path, "state"), name)] = home
 
     def _array(self, array: np.ndarray[Any, Any], path: str, own: bool) -> tree.Tensor:
         if array.dtype.hasobject or array.dtype.names or not array.dtype.isnative:
@@ -203,7 +233,7 @@ class _Walk:
         if isinstance(item, DTensor):
             local = item.to_local()
             if not own:
-                spread, mesh = spread_of(item, path)
+                spread, mesh = self.spreads.of(item, path)
                 component = paths.component(path)
                 if len(mesh) > len(self.found.meshes.get(component, ())):
                     self.found.meshes[component] = mesh
@@ -236,15 +266,14 @@ class _Walk:
 
         Identity comes first: an empty shard has no memory to compare.
         """
-        same_object = ("object", id(whole), sign)
-        memory = ("memory", local.data_ptr(), tuple(local.stride()), sign)
-        for mark in (same_object, memory) if local.numel() else (same_object,):
-            if mark in self._seen:
-                return self._seen[mark]
+        known = self._seen.get(id(whole))
+        if known is not None:
+            return known
         self._alive.append(whole)
-        self._seen[same_object] = path
         if local.numel():
-            self._seen[memory] = path
+            memory = (local.data_ptr(), local.stride(), sign)
+            path = self._seen.setdefault(memory, path)
+        self._seen[id(whole)] = path
         return path
 
 
@@ -283,7 +312,7 @@ def spread_of(item: DTensor, path: str) -> tuple[Spread, tuple[int, ...]]:
         stride = int(getattr(placement, "split_factor", 1))
         if not isinstance(placement, Shard) and stride == 1:
             raise StateError(f"{path}: placement {placement} is of a kind unknown to forebay")
-        axis = int(placement.dim)
+        axis = int(getattr(placement, "dim"))  # noqa: B009 - every sharding placement has one
         splits.append(Split(axis % max(item.dim(), 1), mesh.size(dim), coordinate[dim], stride))
         select.append(coordinate[dim])
     ranks = mesh.mesh
@@ -292,11 +321,11 @@ def spread_of(item: DTensor, path: str) -> tuple[Spread, tuple[int, ...]]:
     return Spread(tuple(splits), holders), everyone
 
 
-def walk(state: Any, rank: int) -> Walked:  # noqa: ANN401 - any state
+def walk(state: Any, rank: int, spreads: Spreads | None = None) -> Walked:
     """Walk a state. Copies no tensor; takes no collective. Raises StateError naming a path."""
     if type(state) not in (dict, OrderedDict):
         raise StateError(f"state: expected a dict, found {type(state).__name__}")
-    walker = _Walk(rank, parameter_names(state))
+    walker = _Walk(rank, parameter_names(state), spreads or Spreads())
     with torch.no_grad():
         walker.visit(state, "", own=False)
     return walker.found

@@ -12,7 +12,7 @@ import forebay
 from forebay.cli.output import say_error
 from forebay.errors import ForebayError
 
-_VERBS = ("ls", "show", "verify", "commit", "prune", "agent", "status")
+_VERBS = ("ls", "show", "verify", "commit", "prune", "agent", "status", "demo")
 
 app = typer.Typer(
     name="forebay",
@@ -59,6 +59,7 @@ def main() -> None:
         if os.environ.get("FOREBAY_TRACEBACK"):
             raise
         say_error(
-            f"a bug: {type(error).__name__}: {error} (FOREBAY_TRACEBACK=1 shows where; please report it)"
+            f"a bug: {type(error).__name__}: {error} "
+            "(FOREBAY_TRACEBACK=1 shows where; please report it)"
         )
         sys.exit(1)

@@ -27,7 +27,7 @@ def agent(
     keep_every: Annotated[int | None, typer.Option(help="Multiples of this step stay.")] = None,
     linger: Annotated[str | None, typer.Option(help="How long to outlive dead trainers.")] = None,
 ) -> None:
-    """Run the node agent of a run in the foreground (trainers start one by themselves otherwise)."""
+    """Run the node agent of a run in the foreground; trainers start one if there is none."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
     run = resolve_url(url)
     open_store(run)

@@ -34,7 +34,7 @@ def when(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _plain(item: Any) -> Any:  # noqa: ANN401 - what JSON has no word for
+def _plain(item: Any) -> Any:
     if isinstance(item, complex | set | frozenset):
         return str(item)
     return repr(item)

@@ -54,9 +54,9 @@ def show(
     SCREEN.print(
         f"step {manifest.step} of {run.store.url}\n"
         f"committed {when(manifest.committed_s)} by attempt {manifest.attempt}, "
-        f"{manifest.world_size} ranks on {manifest.nodes} nodes, {show_bytes(manifest.data_bytes)}, "
-        f"{manifest.tensors} tensors in {manifest.slices} slices, format {manifest.version}, "
-        f"written by forebay {manifest.forebay}",
+        f"{manifest.world_size} ranks on {manifest.nodes} nodes\n"
+        f"{show_bytes(manifest.data_bytes)}, {manifest.tensors} tensors in "
+        f"{manifest.slices} slices, format {manifest.version}, by forebay {manifest.forebay}",
         soft_wrap=True,
     )
     table = Table()

@@ -1,4 +1,4 @@
-"""Which checkpoints a run has. A step exists if its manifest does; ``latest`` is the newest such."""
+"""Which checkpoints a run has. A step exists if its manifest does."""
 
 from __future__ import annotations
 

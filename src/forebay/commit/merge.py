@@ -27,8 +27,8 @@ def merge_trees(records: Sequence[Record]) -> list[tree.Entry]:
             if held is None or shard.rank < held[0]:
                 blobs[shard.tree] = (shard.rank, data[shard.tree])
     merged: dict[str, tuple[int, tree.Entry]] = {}
-    for rank, data in sorted(blobs.values()):
-        for entry in tree.read_tree(data, f"tree of rank {rank}"):
+    for rank, blob in sorted(blobs.values()):
+        for entry in tree.read_tree(blob, f"tree of rank {rank}"):
             first = merged.setdefault(entry.path, (rank, entry))
             if not _same(first[1], entry):
                 raise ConflictError(
@@ -93,7 +93,7 @@ def check_witnesses(records: Sequence[Record], stored: Iterable[Stored]) -> None
 
 
 def keep_one_copy(stored: Iterable[Stored]) -> list[Stored]:
-    """Drop equal copies of a slice, keeping the lowest rank's. Raises ConflictError if they differ."""
+    """Drop equal copies of a slice, keeping the lowest rank's. ConflictError if they differ."""
     kept: dict[tuple[TensorKey, Box], Stored] = {}
     for piece in sorted(stored, key=lambda s: s.rank):
         first = kept.setdefault((piece.slice.key, piece.slice.box), piece)

@@ -1,4 +1,4 @@
-"""The node agent's process: socket, trainers, lifetime. ``python -m forebay.drain.agent DIRECTORY``.
+"""The node agent: ``python -m forebay.drain.agent DIRECTORY``.
 
 Owns everything after the copy. Killed at any point, the next agent goes on from the journal, the
 arenas and the local tier. Imports no torch.
@@ -40,6 +40,7 @@ from forebay.format.messages import (
     Bye,
     Hello,
     Message,
+    Phase,
     Progress,
     Refused,
     Ring,
@@ -255,7 +256,7 @@ class Agent:
         elif isinstance(message, AskSettled):
             deadline = time.monotonic() + message.timeout_s
             self._look()
-            while self._drainer.busy and time.monotonic() < deadline:
+            while self._drainer.busy and time.monotonic() < deadline:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             writer.write(write_frame(self._status(settled=not self._drainer.busy)))
         else:
@@ -305,8 +306,6 @@ def _progress(snapshot: Snapshot) -> Progress:
 
 
 def _snapshot_status(snapshot: Snapshot) -> SnapshotStatus:
-    from forebay.format.messages import Phase
-
     reached = snapshot.reached_s
     staged = reached.get(Phase.STAGED, 0.0)
     end = reached.get(Phase.SEALED) or time.time()
@@ -388,7 +387,7 @@ async def _serve(directory: Path, config: AgentConfig) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry of ``python -m forebay.drain.agent``: the job's directory, after ``--detach`` or not."""
+    """Entry of ``python -m forebay.drain.agent``: the job's directory, maybe ``--detach`` first."""
     logging.basicConfig(
         level=logging.INFO,
         stream=sys.stderr,

@@ -131,7 +131,7 @@ class Drainer:
                 emit("journal.lost", level=40, why=error)
             self._journal_lost = True
 
-    async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401
+    async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._bytes, work, *args)
 
     def _free(self, part: Part) -> None:
@@ -224,9 +224,13 @@ class Drainer:
         def told(count: int) -> None:
             part.done_bytes += count
 
-        await self._again(lambda: (setattr(part, "done_bytes", 0), write(told))[1])
+        def once() -> None:
+            part.done_bytes = 0
+            write(told)
 
-    async def _again(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401
+        await self._again(once)
+
+    async def _again(self, work: Callable[[], Any]) -> Any:
         wait_s = _FIRST_WAIT_S
         for left in range(_TRIES - 1, -1, -1):
             try:

@@ -51,10 +51,10 @@ def build_record(snapshot: Snapshot, now_s: float) -> Record:
             witnesses.append(
                 Witness(rank, seen.scope, seen.fqn, seen.offsets, seen.sizes, one.hex())
             )
-        for begun in layout.start_digests:
-            witnesses.append(
-                Witness(rank, "start", begun.fqn, begun.offsets, begun.sizes, begun.digest)
-            )
+        witnesses.extend(
+            Witness(rank, "start", begun.fqn, begun.offsets, begun.sizes, begun.digest)
+            for begun in layout.start_digests
+        )
     tables = columns.tables()
     first = next(iter(snapshot.parts.values())).layout
     return Record(

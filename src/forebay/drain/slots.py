@@ -69,9 +69,8 @@ class Slots:
             mapping = mmap.mmap(fd, found.st_size)
             self._maps[name] = (head, mapping, memoryview(mapping), found.st_ino)
         except FormatError as error:
-            if os.pread(fd, 8, 0) != bytes(8):  # zeros: its rank is still making it
-                self._bad.add(name)
-                emit("arena.refused", level=40, why=error)
+            self._bad.add(name)
+            emit("arena.refused", level=40, why=error)
         finally:
             os.close(fd)
 

@@ -75,7 +75,7 @@ def write_index(stored: Iterable[Stored]) -> bytes:
 
 def read_index(
     source: Any, fqns: Sequence[str] | None = None, name: str = "index"
-) -> Iterator[Stored]:  # noqa: ANN401
+) -> Iterator[Stored]:
     """Slices of the named tensors (all when None) from a seekable binary file or bytes.
 
     Only row groups whose FQN range can hold one of ``fqns`` are read. Raises FormatError.

@@ -72,7 +72,7 @@ def read_manifest(data: bytes, name: str = "manifest") -> Manifest:
     found = digest(body).hex()
     if found != seal[1].decode():
         raise FormatError(
-            f"{name}: digest of its bytes is {found[:16]}..., it states {seal[1].decode()[:16]}...: "
+            f"{name}: expected digest {seal[1].decode()[:16]}, found {found[:16]}: "
             "damaged; restore an older step or copy it back from a backup"
         )
     try:

@@ -112,7 +112,7 @@ class AskStatus(msgspec.Struct, tag="ask_status", frozen=True, kw_only=True):
 
 
 class AskSettled(msgspec.Struct, tag="ask_settled", frozen=True, kw_only=True):
-    """Ask for a StatusReply once nothing is draining and no commit is under way, or at the deadline."""
+    """Ask for a StatusReply once nothing drains and no commit is under way, or at the deadline."""
 
     timeout_s: float
 

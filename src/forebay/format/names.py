@@ -31,7 +31,7 @@ _DATA = re.compile(
 
 def check_step(step: int) -> int:
     """Return ``step`` when it is an int in 0 .. 10**12-1. Raises UsageError."""
-    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MAX_STEP:
+    if type(step) is not int or not 0 <= step <= MAX_STEP:
         raise UsageError(f"step: expected an integer from 0 to {MAX_STEP}, found {step!r}")
     return step
 

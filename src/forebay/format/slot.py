@@ -4,7 +4,7 @@
     slot k at head + k*stride   control area: five words, then the layout, then the stamp
                                 image area, page aligned: the image, then witness bytes
 
-One writer a word: the trainer moves FREE -> FILLING -> STAGED, the agent STAGED -> DRAINING -> FREE.
+One writer a word: the trainer moves FREE -> FILLING -> STAGED, the agent on to DRAINING and FREE.
 A word is 8 bytes, aligned, little-endian. The ticket is complete before STAGED is written. A FREE
 slot keeps its stamp and image until it is filled again: a restart may restore from it.
 """

@@ -96,7 +96,7 @@ def encode_value(value: object, path: str) -> bytes:
         ) from None
 
 
-def decode_value(data: bytes, path: str, named: Callable[[Named], Any] | None = None) -> Any:  # noqa: ANN401 - a value of any of the types above
+def decode_value(data: bytes, path: str, named: Callable[[Named], Any] | None = None) -> Any:
     """The value ``encode_value`` wrote. ``named`` turns a constant into the framework's own.
 
     Raises FormatError naming ``path``.
@@ -108,7 +108,7 @@ def decode_value(data: bytes, path: str, named: Callable[[Named], Any] | None = 
         raise FormatError(f"{path}: not an encoded value: {error}") from None
 
 
-def _pack(value: object, path: str, depth: int) -> object:  # noqa: PLR0911 - one line a type
+def _pack(value: object, path: str, depth: int) -> object:
     if depth > MAX_DEPTH:
         raise StateError(f"{path}: nested deeper than {MAX_DEPTH}: a reference to itself?")
     kind = type(value)
@@ -151,7 +151,7 @@ def _pack(value: object, path: str, depth: int) -> object:  # noqa: PLR0911 - on
     )
 
 
-def _unpack(raw: Any, named: Callable[[Named], Any], depth: int) -> Any:  # noqa: ANN401, PLR0911
+def _unpack(raw: Any, named: Callable[[Named], Any], depth: int) -> Any:
     if depth > 4 * MAX_DEPTH:
         raise ValueError("nested too deeply")
     if not isinstance(raw, list):

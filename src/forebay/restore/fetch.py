@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -126,7 +127,7 @@ class _Work:
                 _scatter_blocks(read, data, target, piece.box, item)
 
 
-def _region(data: memoryview, outer: Box, inner: Box, item: int) -> np.ndarray:  # type: ignore[type-arg]
+def _region(data: memoryview, outer: Box, inner: Box, item: int) -> np.ndarray[Any, Any]:
     """``inner`` as a view of the dense bytes of ``outer``; the last axis is the item's bytes."""
     dense = np.frombuffer(data, dtype=np.uint8).reshape(*outer.sizes, item)
     at = inner.relative_to(outer)
@@ -136,9 +137,9 @@ def _region(data: memoryview, outer: Box, inner: Box, item: int) -> np.ndarray: 
 def _scatter_blocks(
     read: Read,
     data: memoryview,
-    target: np.ndarray,
+    target: np.ndarray[Any, Any],
     box: Box,
-    item: int,  # type: ignore[type-arg]
+    item: int,
 ) -> None:
     """Copy what a span of blocks holds of ``box``: the span begins and ends within rows.
 

@@ -58,8 +58,8 @@ class Stored:
         return stored
 
 
-def named_constant(constant: tree.Named) -> Any:  # noqa: ANN401 - dtype, device or size
-    """torch's own constant for a stored name."""
+def named_constant(constant: tree.Named) -> Any:
+    """Torch's own constant for a stored name."""
     if constant.kind == "torch.dtype":
         return getattr(torch, constant.text.removeprefix("torch."))
     if constant.kind == "torch.device":
@@ -68,7 +68,7 @@ def named_constant(constant: tree.Named) -> Any:  # noqa: ANN401 - dtype, device
 
 
 class Binder:
-    """Binds one target state to stored entries. ``own`` is None where per-rank entries are skipped."""
+    """Binds one target to stored entries. ``own`` is None where per-rank entries are skipped."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Binder:
         for child in stored.children.get(path, ()):
             self._take_below(child, own, stored)
 
-    def _visit(self, item: Any, path: str, own: bool) -> Finish:  # noqa: ANN401, PLR0911
+    def _visit(self, item: Any, path: str, own: bool) -> Finish:
         item, declared = unwrap(item)
         own = own or declared
         stored = self._scope(own)
@@ -193,10 +193,10 @@ class Binder:
             return self._into(item, build)
         return self._replace(item, path, own, stored)
 
-    def _into(self, item: Any, build: Finish) -> Finish:  # noqa: ANN401
+    def _into(self, item: Any, build: Finish) -> Finish:
         """Replace the contents of a list or dict that others may refer to, keeping the object."""
 
-        def finish() -> Any:  # noqa: ANN401
+        def finish() -> Any:
             built = build()
             if type(built) is not type(item):
                 return built
@@ -248,7 +248,7 @@ class Binder:
 
         return load
 
-    def _optimizer(self, item: Any, path: str, own: bool, stored: Stored) -> Finish:  # noqa: ANN401
+    def _optimizer(self, item: Any, path: str, own: bool, stored: Stored) -> Finish:
         named = named_state(item, self._names, path)
         at_state = paths.join(path, "state")
         for name, parameter in missing_slots(item, self._names, path):
@@ -268,7 +268,7 @@ class Binder:
             return lambda: item
         self._check_groups(named, groups, at_groups, path, stored)
 
-        def load() -> Any:  # noqa: ANN401
+        def load() -> Any:
             named["param_groups"] = build()
             load_named(item, finish(), self._names, path)
             return item
@@ -301,7 +301,7 @@ class Binder:
                         f"{member.path}: in group {group} of the target, in group {saved} as stored"
                     )
 
-    def _slot(self, entry: tree.Entry, parameter: torch.Tensor) -> Any:  # noqa: ANN401
+    def _slot(self, entry: tree.Entry, parameter: torch.Tensor) -> Any:
         """Room for one piece of optimizer state that a fresh optimizer does not have yet."""
         if not isinstance(entry, tree.Tensor):
             return None
@@ -376,7 +376,7 @@ class Binder:
         self._problems.append(f"{path}: the target is a numpy array, stored is {_what(entry)}")
         return lambda: item
 
-    def _replace(self, template: Any, path: str, own: bool, stored: Stored) -> Finish:  # noqa: ANN401
+    def _replace(self, template: Any, path: str, own: bool, stored: Stored) -> Finish:
         """Build what is stored, using tensors and objects of the template where they fit."""
         inner, declared = unwrap(template)
         if declared or walking.has_state(inner):
@@ -415,7 +415,7 @@ class Binder:
         entry: tree.Tensor,
         path: str,
         own: bool,
-        stored: Stored,  # noqa: ANN401
+        stored: Stored,
     ) -> Finish:
         dtype = getattr(torch, entry.dtype)
         if (

@@ -182,7 +182,7 @@ class DirectoryStore(Store):
                 try:
                     self._make_parent(path)
                     durable.write_new(path, view, on_progress=on_progress, pace=pace)
-                except FileNotFoundError:  # noqa: PERF203 - a few rounds at most
+                except FileNotFoundError:
                     if not tries_left:  # else: a delete took the empty directory away
                         raise
                 else:

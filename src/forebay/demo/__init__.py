@@ -1,0 +1,1 @@
+"""The demo: a training run killed while a save drains, resumed, and compared bit for bit."""

@@ -46,15 +46,16 @@ def main() -> None:
     state = {"w": torch.randint(0, 255, (len(memory),), dtype=torch.uint8)}
     memory.write(state["w"].numpy().tobytes())
     limits, durables = [], []
-    with tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=os.environ.get("BENCH_DIR")) as home:
-        with forebay.Checkpointer(f"{home}/run", keep=forebay.Keep(last=1)) as checkpointer:
-            checkpointer.prepare(state)
-            for step in range(SAVES):
-                limits.append(direct_write_s(Path(home) / "limit", memory))
-                snapshot = checkpointer.save(step, state)
-                staged = time.perf_counter()
-                snapshot.wait("durable", timeout_s=300)
-                durables.append(time.perf_counter() - staged)
+    with tempfile.TemporaryDirectory(
+        prefix="forebay-bench-", dir=os.environ.get("BENCH_DIR")
+    ) as home, forebay.Checkpointer(f"{home}/run", keep=forebay.Keep(last=1)) as checkpointer:
+        checkpointer.prepare(state)
+        for step in range(SAVES):
+            limits.append(direct_write_s(Path(home) / "limit", memory))
+            snapshot = checkpointer.save(step, state)
+            staged = time.perf_counter()
+            snapshot.wait("durable", timeout_s=300)
+            durables.append(time.perf_counter() - staged)
     limit, durable = statistics.median(limits), statistics.median(durables)
     print(f"O_DIRECT write {limit:.3f} s, save to committed {durable:.3f} s: ", end="")
     print(f"{limit / durable:.2f} of the limit ({len(memory) / durable / 1e6:.0f} MB/s)")

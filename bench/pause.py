@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from bench.machine import write_result
@@ -32,9 +31,7 @@ def run_rank(url: str, nbytes: int, tensors: int, saves: int) -> dict[str, Any]:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     rendezvous = f"file://{url}.rendezvous"
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world_size)
-    state = {
-        f"t{i}": forebay.per_rank(torch.randn(nbytes // 4 // tensors)) for i in range(tensors)
-    }
+    state = {f"t{i}": forebay.per_rank(torch.randn(nbytes // 4 // tensors)) for i in range(tensors)}
     sources = [box.item for box in state.values()]
     targets = [torch.zeros_like(source) for source in sources]
 
@@ -63,7 +60,9 @@ def run_rank(url: str, nbytes: int, tensors: int, saves: int) -> dict[str, Any]:
 
 def measure(nbytes: int, tensors: int, saves: int, ranks: int = 2) -> dict[str, Any]:
     """Run all ranks and sum up: the slowest rank of each save counts."""
-    with tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=os.environ.get("BENCH_DIR")) as home:
+    with tempfile.TemporaryDirectory(
+        prefix="forebay-bench-", dir=os.environ.get("BENCH_DIR")
+    ) as home:
         arguments = [f"{home}/run", str(nbytes), str(tensors), str(saves)]
         env = os.environ | {
             "WORLD_SIZE": str(ranks),

@@ -103,7 +103,7 @@ class Checkpointer:
         self._given_attempt = attempt
         self._given_topology = topology
         self._exchange = agree.Exchange()
-        self._ledger = Ledger()
+        self._ledger = Ledger(has_local=local is not None)
         self._saves: dict[int, int] = {}
         self._taken = 0
         self._agreed = layout.Agreed()

@@ -32,7 +32,8 @@ class Line:
 class Ledger:
     """Snapshots of one rank. Written by the link's thread, read by the trainer."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_local: bool) -> None:
+        self._has_local = has_local
         self._lines: dict[tuple[int, str], Line] = {}
         self._early: dict[tuple[int, str], Progress] = {}
         self._changed = threading.Condition()
@@ -92,6 +93,8 @@ class Ledger:
 
         Raises DeadlineError naming the phase it is in, or the error it ended with.
         """
+        if tier == "local" and not self._has_local:
+            raise errors.UsageError("wait: this run has no local tier: give local=, or wait durable")
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while True:

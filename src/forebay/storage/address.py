@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from importlib.metadata import entry_points
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from forebay.errors import UsageError
-from forebay.storage.directory import DirectoryStore
-from forebay.storage.memory import MemoryStore
+from forebay.storage import directory, memory
 from forebay.storage.store import Store
 
 STORE_GROUP = "forebay.stores"
+_BUILT_IN = {"file": directory.open_url, "memory": memory.open_url}
 
 
 def resolve_url(url: str | os.PathLike[str]) -> str:
@@ -21,6 +20,8 @@ def resolve_url(url: str | os.PathLike[str]) -> str:
     The result names the run: two spellings of one directory give one name.
     """
     text = os.fspath(url)
+    if not text or "\0" in text:
+        raise UsageError(f"store: {text!r}: expected a directory or a URL")
     if "://" not in text:
         return os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111 - text in, text out
     parts = urlsplit(text)
@@ -40,20 +41,19 @@ def open_store(url: str | os.PathLike[str], *, make: bool = True) -> Store:
     or what stands before its ``+``. Raises UsageError for a scheme nobody knows.
     """
     text = resolve_url(url)
-    if "://" not in text:
-        return DirectoryStore(Path(text), make=make)
-    scheme = urlsplit(text).scheme
-    if scheme == "memory":
-        return MemoryStore.named(text)
+    scheme = urlsplit(text).scheme if "://" in text else "file"
+    if scheme in _BUILT_IN:
+        return _BUILT_IN[scheme](text, make=make)
     known = {point.name: point for point in entry_points(group=STORE_GROUP)}
     for name in (scheme, scheme.partition("+")[0]):
         if name in known:
             store = known[name].load()(text)
-            assert isinstance(store, Store)
+            if not isinstance(store, Store):
+                raise UsageError(f"store: {text!r}: {known[name].value} gave no Store")
             return store
     if scheme in ("s3", "gs", "az"):
         raise UsageError(f"store: {text!r}: object stores are not in this version; use a directory")
-    names = ", ".join(sorted({"file", "memory", *known}))
+    names = ", ".join(sorted({*_BUILT_IN, *known}))
     raise UsageError(
         f"store: unknown scheme {scheme!r} in {text!r}; known are a directory, {names}"
     )

@@ -10,17 +10,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
+import mmap
 import os
 import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+from forebay.storage import direct
+from forebay.storage.direct import ALIGN_BYTES, BLOCK_BYTES
 from forebay.storage.pace import Pace
 
-BLOCK_BYTES = 4 * 2**20
-ALIGN_BYTES = 4096
 HIDDEN = "."
+_UNFINISHED = ".tmp"
 
 OnProgress = Callable[[int], None]
 
@@ -34,80 +36,59 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def make_directories(path: Path, root: Path) -> None:
-    """Create ``path`` below ``root``, which exists, and make every new name durable."""
-    missing = []
-    while path != root and not path.is_dir():
+def make_directories(path: Path, root: Path, settled: set[Path] | None = None) -> None:
+    """Make ``path`` below ``root``, which exists, with every name on the way durable.
+
+    A directory that is there already may have been made by somebody who has not flushed it yet, so
+    its name is flushed too, once for as long as the caller keeps ``settled``.
+    """
+    known = set[Path]() if settled is None else settled
+    missing: list[Path] = []
+    while path != root and not (path in known and path.is_dir()):
         missing.append(path)
         path = path.parent
     for new in reversed(missing):
         with contextlib.suppress(FileExistsError):
             new.mkdir()
         sync_directory(new.parent)
+        known.add(new)
 
 
-def _address(view: memoryview) -> int | None:
-    try:
-        return ctypes.addressof(ctypes.c_char.from_buffer(view))
-    except (TypeError, ValueError):  # read-only memory: its address does not matter, copy
-        return None
-
-
-def _write_all(
-    fd: int, view: memoryview, at: int, told: OnProgress | None, pace: Pace | None
-) -> int:
-    """Write ``view`` at ``at`` in blocks; the offset behind it."""
-    done = 0
+def _write_all(fd: int, view: memoryview, told: OnProgress | None, pace: Pace | None) -> None:
+    """Write ``view`` from the file's start in blocks, by O_DIRECT where that is possible."""
+    whole = view.nbytes // ALIGN_BYTES * ALIGN_BYTES
+    by_direct = whole >= direct.DIRECT_FROM_BYTES and direct.switch(fd, True)
+    bounce = memoryview(mmap.mmap(-1, BLOCK_BYTES)) if by_direct and _unaligned(view) else None
     block_bytes = BLOCK_BYTES if pace is None else pace.grain_bytes
-    while done < view.nbytes:
-        block = view[done : done + block_bytes]
-        if pace is not None:
-            pace.take(block.nbytes)
-        written = os.pwrite(fd, block, at + done)
+    at = paid = 0
+    while at < view.nbytes:
+        if by_direct and (at >= whole or at % ALIGN_BYTES):  # the tail is no whole block
+            direct.switch(fd, False)
+            by_direct = False
+        block = view[at : min(at + block_bytes, whole if by_direct else view.nbytes)]
+        if pace is not None and at + block.nbytes > paid:
+            pace.take(at + block.nbytes - paid)
+            paid = at + block.nbytes
+        if by_direct and bounce is not None:
+            bounce[: block.nbytes] = block
+            block = bounce[: block.nbytes]
+        try:
+            written = os.pwrite(fd, block, at)
+        except OSError as error:
+            if not by_direct or error.errno != errno.EINVAL:
+                raise
+            direct.switch(fd, False)  # it took the flag and refuses the transfer
+            by_direct = False
+            continue
         if written == 0:
             raise OSError(errno.EIO, "a write wrote nothing")
-        done += written
+        at += written
         if told is not None:
             told(written)
-    return at + done
 
 
-def _fill(path: Path, view: memoryview, told: OnProgress | None, pace: Pace | None) -> int:
-    """Write a new hidden file and return its descriptor, O_DIRECT where memory and system allow."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    address = _address(view) if view.nbytes >= ALIGN_BYTES else None
-    whole = view.nbytes // ALIGN_BYTES * ALIGN_BYTES
-    if address is not None and address % ALIGN_BYTES == 0:
-        try:
-            fd = os.open(path, flags | os.O_DIRECT, 0o666)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # tmpfs and some others have no O_DIRECT
-                raise
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-        else:
-            try:
-                at = _write_all(fd, view[:whole], 0, told, pace)
-                if at < view.nbytes:
-                    _plain(fd)
-                    _write_all(fd, view[at:], at, told, pace)
-            except BaseException:
-                os.close(fd)
-                raise
-            return fd
-    fd = os.open(path, flags, 0o666)
-    try:
-        _write_all(fd, view, 0, told, pace)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _plain(fd: int) -> None:
-    """Take O_DIRECT off a descriptor: the tail of a file is no whole block."""
-    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-    fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+def _unaligned(view: memoryview) -> bool:
+    return not direct.is_aligned(view)
 
 
 def write_new(
@@ -119,12 +100,27 @@ def write_new(
 ) -> None:
     """Make ``path`` with these bytes, durable on return. Raises FileExistsError when it exists.
 
-    Killed at any point it leaves a hidden file at worst. On an error nothing is left.
+    Killed at any point it leaves a hidden file at worst. On an error nothing is left, save where
+    the directory's own flush fails: the file is there then, and a power cut may take it away.
     """
-    hidden = path.with_name(f"{HIDDEN}{path.name}.{secrets.token_hex(6)}.tmp")
+    # Open from before the link on: FileNotFoundError then always means that nothing was published.
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fd = _fill(hidden, view, on_progress, pace)
+        _write_and_link(path, view, on_progress, pace)
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _write_and_link(
+    path: Path, view: memoryview, told: OnProgress | None, pace: Pace | None
+) -> None:
+    hidden = path.with_name(f"{HIDDEN}{path.name}.{secrets.token_hex(6)}{_UNFINISHED}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(hidden, flags, 0o666)
+    try:
         try:
+            _write_all(fd, view.cast("B") if view.nbytes else view, told, pace)
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -133,18 +129,21 @@ def write_new(
         with contextlib.suppress(OSError):
             hidden.unlink()
         raise
-    sync_directory(path.parent)
 
 
 def _publish(hidden: Path, path: Path) -> None:
     try:
         os.link(hidden, path)
     except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
+        if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
+            _rename_new(hidden, path)  # a filesystem without hard links
+            return
+        # NFS may carry out a link, lose the reply, and refuse its own repetition. Nobody else
+        # knows the hidden name, so a second link to it is ours.
+        if error.errno != errno.EEXIST or hidden.stat().st_nlink != 2:
             raise
-        _rename_new(hidden, path)  # a filesystem without hard links
-        return
-    hidden.unlink()
+    with contextlib.suppress(OSError):  # the file stands; what stays is swept
+        hidden.unlink()
 
 
 def _rename_new(hidden: Path, path: Path) -> None:
@@ -157,31 +156,66 @@ def _rename_new(hidden: Path, path: Path) -> None:
         raise OSError(number, os.strerror(number), str(path))
 
 
+def is_unfinished(name: str) -> bool:
+    """Whether a file of this name is one that ``write_new`` has not finished."""
+    return name.startswith(HIDDEN) and name.endswith(_UNFINISHED)
+
+
+def remove_unfinished(path: Path, older_than_s: float) -> bool:
+    """Unlink what a writer left that died; False while it was written to within the last seconds.
+
+    A writer that lives on after all fails with FileNotFoundError, having published nothing.
+    """
+    try:
+        if time.time() - path.lstat().st_mtime < older_than_s:
+            return False
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def remove(path: Path) -> bool:
     """Unlink a file, durable on return; False when there was none."""
     try:
         path.unlink()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
-    sync_directory(path.parent)
+    for directory in path.parents:
+        with contextlib.suppress(FileNotFoundError):  # another delete took the directory as well
+            sync_directory(directory)
+            break
     return True
 
 
 class AppendFile:
-    """A file that only grows; each append is durable on return."""
+    """A file that only grows; each append is durable on return. For one thread at a time."""
 
     def __init__(self, path: Path) -> None:
-        new = not path.exists()
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        if new:
-            sync_directory(path.parent)
+        self._path = path
+        self._condemned = False
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._fd = os.open(path, flags, 0o600)
+        try:
+            sync_directory(path.parent)  # whoever made the file may have died before doing so
+        except BaseException:
+            os.close(self._fd)
+            raise
 
     def append(self, data: bytes) -> None:
-        """Write all of ``data`` at the end. Raises OSError; the tail may then be torn."""
+        """Write all of ``data`` at the end, durable on return.
+
+        Raises OSError; the tail may then be torn, and every later append is refused: what follows
+        a torn tail cannot be read, and a second flush proves nothing. Begin a new file.
+        """
+        if self._condemned:
+            raise OSError(errno.EIO, "an earlier append failed; begin a new file", str(self._path))
+        self._condemned = True
         view = memoryview(data)
         while view:
             view = view[os.write(self._fd, view) :]
         os.fdatasync(self._fd)
+        self._condemned = False
 
     def close(self) -> None:
         """Close the file."""

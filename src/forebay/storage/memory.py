@@ -16,7 +16,15 @@ from forebay.storage.store import (
     OnProgress,
     Store,
     check_key,
+    check_prefix,
+    check_range,
 )
+
+
+def open_url(url: str, *, make: bool) -> MemoryStore:
+    """The store of this URL; there is nothing to make."""
+    del make
+    return MemoryStore.named(url)
 
 
 class MemoryStore(Store):
@@ -49,10 +57,11 @@ class MemoryStore(Store):
 
     def read_into(self, key: str, start: int, into: memoryview) -> None:
         data = self._data(key)
+        into = check_range(start, into)
         if start + into.nbytes > len(data):
             raise DamagedError(
                 f"{self.url}/{key}: expected at least {start + into.nbytes} bytes, "
-                f"found {len(data)}"
+                f"found {len(data)}: use another tier or an older checkpoint"
             )
         into[:] = data[start : start + into.nbytes]
 
@@ -62,8 +71,8 @@ class MemoryStore(Store):
             return None
         return ObjectInfo(key=key, size=len(found[0]), modified_s=found[1])
 
-    def put(self, key: str, data: bytes) -> None:
-        if self.create(key, data) is CreateOutcome.EXISTS and self._data(key) != data:
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        if self.create(key, bytes(data)) is CreateOutcome.EXISTS and self._data(key) != data:
             raise ConflictError(f"{self.url}/{key}: exists with other bytes; nothing was changed")
 
     def put_large(
@@ -90,7 +99,7 @@ class MemoryStore(Store):
         return CreateOutcome.COMMITTED
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        check_key(prefix, prefix=True)
+        check_prefix(prefix)
         with self._lock:
             found = sorted(item for item in self._objects.items() if item[0].startswith(prefix))
         for key, (data, at) in found:

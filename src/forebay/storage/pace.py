@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from forebay.errors import UsageError
+
 LARGEST_GRAIN_BYTES = 4 * 2**20
 _SMALLEST_GRAIN_BYTES = 64 * 2**10
 _PAGE_BYTES = 4096
@@ -32,6 +34,8 @@ class Pace:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        if bytes_per_s is not None and not bytes_per_s > 0:
+            raise UsageError(f"pace: expected more than 0 bytes per second, found {bytes_per_s}")
         self._rate = bytes_per_s
         self.grain_bytes = _grain(bytes_per_s)
         self._burst = float(self.grain_bytes)

@@ -5,14 +5,18 @@ faults on and off while an agent lives in another process. A rule::
 
     {"op": "put_large", "match": "rank-00001", "do": "enospc", "times": 1}
 
-``op`` is put, put_large, create, get, read_into, head, list or delete; ``match`` a regular
-expression searched in the key. ``do``:
+``op`` is put, put_large, create, get, read_into (get_range too), head, list or delete; ``match`` a
+regular expression searched in the key. Calls are counted for each process and since the script
+last changed; the first rule that is due is the one that is followed. ``do``:
 
     enospc, eio     fail with that error before anything happens
-    partial         write nothing visible, fail after ``at_bytes`` were consumed
+    partial         put_large only: write nothing visible, be full after ``at_bytes`` were consumed
     delay           wait ``seconds`` first
     kill            SIGKILL this process
     lost_reply      do it, then report an unknown outcome (create) or a failure
+
+Replace the script in one step (write another file, rename it): it may be read at any moment. While
+there is no script there are no faults.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ _BLOCK_BYTES = 64 * 2**10
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One fault: from the ``after``-th matching call on (1 is the first), ``times`` times."""
 
-    op: str
+    op: Literal["put", "put_large", "create", "get", "read_into", "head", "list", "delete"]
     do: Literal["enospc", "eio", "partial", "delay", "kill", "lost_reply"]
     match: str = ""
     after: int = 1
@@ -49,6 +53,12 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     seconds: float = 0.0
     at_bytes: int = 0
     message: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what could never happen."""
+        if self.do == "partial" and self.op != "put_large":
+            raise ValueError(f"partial goes with put_large, not with {self.op}")
+        re.compile(self.match)
 
 
 class FaultyStore(Store):
@@ -64,14 +74,23 @@ class FaultyStore(Store):
         self._calls: dict[int, int] = {}
         self._lock = threading.Lock()
 
-    def _rule(self, op: str, key: str) -> Rule | None:
-        """The fault for this call, if one is due."""
-        with self._lock:
+    def _reload(self) -> None:
+        """Read the script again when it changed. Raises UsageError when it makes no sense."""
+        try:
             found = self._script.stat()
             stamp = (found.st_mtime_ns, found.st_ino)
             if stamp != self._stamp:
                 self._rules = msgspec.json.decode(self._script.read_bytes(), type=list[Rule])
                 self._stamp, self._calls = stamp, {}
+        except FileNotFoundError:
+            self._rules, self._stamp, self._calls = [], None, {}
+        except (msgspec.DecodeError, ValueError, re.error) as error:
+            raise UsageError(f"{self._script}: not a list of faults: {error}") from error
+
+    def _rule(self, op: str, key: str) -> Rule | None:
+        """The fault for this call, if one is due."""
+        with self._lock:
+            self._reload()
             for number, rule in enumerate(self._rules):
                 if rule.op != op or re.search(rule.match, key) is None:
                     continue
@@ -119,7 +138,7 @@ class FaultyStore(Store):
         self._after(rule, key)
         return found
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes | memoryview) -> None:
         rule = self._before("put", key)
         self.inner.put(key, data)
         self._after(rule, key)
@@ -160,6 +179,9 @@ class FaultyStore(Store):
         self._after(rule, key)
         return gone
 
+    def sweep(self, prefix: str, *, older_than_s: float) -> int:
+        return self.inner.sweep(prefix, older_than_s=older_than_s)
+
     def local_path(self, key: str) -> Path | None:
         return self.inner.local_path(key)
 
@@ -171,5 +193,8 @@ def open_faulty(url: str) -> Store:
     if "script" not in query:
         raise UsageError(f"store: {url!r}: expected ?script=/path/to/faults.json")
     scheme = parts.scheme.partition("+")[2] or "file"
+    script = Path(query["script"][0])
+    if not script.is_file():
+        raise UsageError(f"store: {url!r}: the script {script} does not exist")
     inner = open_store(f"{scheme}://{parts.netloc}{parts.path}")
-    return FaultyStore(url, inner, Path(query["script"][0]))
+    return FaultyStore(url, inner, script)

@@ -46,9 +46,12 @@ def main() -> None:
     state = {"w": torch.randint(0, 255, (len(memory),), dtype=torch.uint8)}
     memory.write(state["w"].numpy().tobytes())
     limits, durables = [], []
-    with tempfile.TemporaryDirectory(
-        prefix="forebay-bench-", dir=os.environ.get("BENCH_DIR")
-    ) as home, forebay.Checkpointer(f"{home}/run", keep=forebay.Keep(last=1)) as checkpointer:
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="forebay-bench-", dir=os.environ.get("BENCH_DIR")
+        ) as home,
+        forebay.Checkpointer(f"{home}/run", keep=forebay.Keep(last=1)) as checkpointer,
+    ):
         checkpointer.prepare(state)
         for step in range(SAVES):
             limits.append(direct_write_s(Path(home) / "limit", memory))

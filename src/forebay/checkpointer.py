@@ -10,16 +10,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import torch.distributed as dist
 
-from forebay.capture import agree, arena, layout, state
+from forebay.capture import agree, layout, state
 from forebay.capture.copy import digest_of
 from forebay.capture.ledger import Ledger, Line, Tier, error_of
-from forebay.capture.offer import Link
 from forebay.capture.stage import Stage
-from forebay.capture.topology import SINGLE, Topology, from_environment, place
+from forebay.capture.topology import Topology
 from forebay.commit.catalog import Catalog
-from forebay.config import Keep, Settings, linger_s, runtime_directory
+from forebay.config import Keep, Settings
 from forebay.errors import (
     DamagedError,
     DeadlineError,
@@ -30,30 +28,15 @@ from forebay.errors import (
 )
 from forebay.format import messages, names, slot, tree
 from forebay.format.manifest import Manifest, read_manifest
+from forebay.membership import Membership
 from forebay.restore.report import RestoreReport
 from forebay.restore.session import Session
 from forebay.snapshot import Snapshot
-from forebay.storage.address import open_store, resolve_url
-from forebay.storage.store import Store
+from forebay.storage.address import resolve_url
 from forebay.watch.events import emit
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-def discover_topology() -> Topology:
-    """This process's place in the job: from the launcher, else torch.distributed, else alone."""
-    found = from_environment()
-    if found is None and agree.group_is_up():
-        return place(
-            rank=dist.get_rank(),
-            world_size=dist.get_world_size(),
-            local_rank=None,
-            local_size=None,
-            node=None,
-            nodes=None,
-        )
-    return found or SINGLE
 
 
 class Checkpointer:
@@ -108,7 +91,7 @@ class Checkpointer:
         self._taken = 0
         self._agreed = layout.Agreed()
         self._spreads = state.Spreads()
-        self._job: _Job | None = None
+        self._job: Membership | None = None
         self._stage: Stage | None = None
         self._closed = False
 
@@ -249,7 +232,7 @@ class Checkpointer:
 
     def _fetch(
         self,
-        job: _Job,
+        job: Membership,
         manifest: Manifest,
         state_dict: dict[Any, Any],
         *,
@@ -346,26 +329,27 @@ class Checkpointer:
     def _leave(self, *, clean: bool) -> None:
         self._closed = True
         if self._job is not None:
-            self._job.link.close(clean=clean)
-            self._job.lock.release()
+            self._job.leave(clean=clean)
         if self._stage is not None:
             self._stage.copier.close()
 
-    def _open_job(self) -> _Job:
+    def _open_job(self) -> Membership:
         if self._closed:
             raise UsageError("checkpointer: it is closed; make a new one")
         if self._job is None:
-            topology = self._given_topology or discover_topology()
+            topology = self._given_topology or agree.discover_topology()
             attempt = agree.choose_attempt(self._given_attempt, topology, self._exchange)
-            self._job = _Job(self.url, self.settings, topology, attempt, self._ledger)
+            self._job = Membership(self.url, self.settings, topology, attempt, self._ledger)
         return self._job
 
-    def _attempt_for(self, job: _Job, step: int) -> str:
+    def _attempt_for(self, job: Membership, step: int) -> str:
         """The attempt, with a count when this start saves the same step again."""
         count = self._saves[step] = self._saves.get(step, 0) + 1
         return job.attempt if count == 1 else f"{job.attempt}.{count}"
 
-    def _lay_out(self, job: _Job, walked: state.Walked, tree_bytes: int, *, compare: bool) -> Stage:
+    def _lay_out(
+        self, job: Membership, walked: state.Walked, tree_bytes: int, *, compare: bool
+    ) -> Stage:
         plan = layout.plan_layout(
             walked,
             job.topology,
@@ -394,7 +378,9 @@ class Checkpointer:
             free = stage.arena.free_slot()
         return free
 
-    def _skip(self, job: _Job, step: int, attempt: str, setup_s: float, pause_s: float) -> Snapshot:
+    def _skip(
+        self, job: Membership, step: int, attempt: str, setup_s: float, pause_s: float
+    ) -> Snapshot:
         why = (
             f"all {self.settings.slots} slots of rank {job.topology.rank} still drain; "
             f"node agent: {self._ledger.agent}"
@@ -413,7 +399,7 @@ class Checkpointer:
         )
 
     def _choose(
-        self, job: _Job, step: int | None, older_than: int | None, timeout_s: float
+        self, job: Membership, step: int | None, older_than: int | None, timeout_s: float
     ) -> Manifest | None:
         """The manifest to restore, chosen by rank 0 and sent to all; None when there is none."""
         data, failure = b"", None
@@ -444,53 +430,3 @@ def _manifest_bytes(catalog: Catalog, step: int | None, older_than: int | None) 
             return b""
         step = steps[-1]
     return catalog.manifest_bytes(step)
-
-
-class _Job:
-    """What a rank holds of a job on its node: directory, lock, stores and the tie to the agent."""
-
-    def __init__(
-        self, url: str, settings: Settings, topology: Topology, attempt: str, ledger: Ledger
-    ) -> None:
-        self.topology = topology
-        self.attempt = attempt
-        self.store: Store = open_store(url)
-        self.local_store: Store | None = None
-        self.directory = messages.job_directory(runtime_directory(), url, topology.node)
-        if settings.local is not None:
-            job_home = settings.local / messages.job_name(url, topology.node)
-            open_store(settings.local)
-            self.local_store = open_store(job_home)
-        self.lock = arena.claim_rank(self.directory, topology.rank, url)
-        keep = settings.keep
-        config = messages.AgentConfig(
-            run=url,
-            local=None if settings.local is None else str(settings.local),
-            node=topology.node,
-            durable_every=settings.durable_every,
-            keep_last=None if keep is None else keep.last,
-            keep_every=None if keep is None else keep.every,
-            drain_bytes_per_s=settings.drain_bytes_per_s,
-            gather_timeout_s=settings.gather_timeout_s,
-            linger_s=linger_s(),
-        )
-        hello = messages.Hello(
-            protocol=messages.PROTOCOL,
-            run=url,
-            attempt=attempt,
-            rank=topology.rank,
-            pid=os.getpid(),
-            arenas=tuple(path.name for path in arena.find_arenas(self.directory, topology.rank)),
-        )
-        try:
-            self.link = Link(
-                self.directory,
-                config,
-                hello,
-                ledger,
-                start_agents=settings.agent == "auto",
-                timeout_s=settings.agent_timeout_s,
-            )
-        except BaseException:
-            self.lock.release()
-            raise

@@ -287,12 +287,12 @@ def test_full_shared_memory(
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("{tmp}/missing/run", "its parent .*/missing does not exist"),
-        ("{tmp}/file/run", "its parent .*/file does not exist or is no directory"),
+        ("{tmp}/missing/run", "/missing does not exist: make it"),
+        ("{tmp}/file/run", "/file is no directory: make it"),
         ("{tmp}/file", "is a file, expected a directory"),
         ("ftp://host/run", "unknown scheme 'ftp'.*known are"),
         ("s3://bucket/run", "object stores are not in this version"),
-        ("/proc/forebay-run", "cannot be made"),
+        ("/proc/forebay-run", "/proc/forebay-run: cannot be used"),
     ],
 )
 def test_bad_places_are_refused_in_one_line(tmp_path: Path, url: str, says: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import UsageError
-from forebay.storage import store as contract
+from forebay.storage import address as contract
 from forebay.storage.address import open_store, resolve_url
 from forebay.storage.directory import DirectoryStore
 from forebay.storage.memory import MemoryStore

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from forebay.capture.topology import Topology
+from forebay.capture.topology import SINGLE, Topology, from_environment, place
 from forebay.errors import UsageError
 from forebay.format.names import check_attempt
 
@@ -93,6 +93,21 @@ class Exchange:
         buffer = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         dist.broadcast(buffer, src=source, group=group)
         return source, buffer.numpy().tobytes().rstrip(b"\0").decode(errors="replace")
+
+
+def discover_topology() -> Topology:
+    """This process's place in the job: from the launcher, else torch.distributed, else alone."""
+    found = from_environment()
+    if found is None and group_is_up():
+        return place(
+            rank=dist.get_rank(),
+            world_size=dist.get_world_size(),
+            local_rank=None,
+            local_size=None,
+            node=None,
+            nodes=None,
+        )
+    return found or SINGLE
 
 
 def choose_attempt(given: str | None, topology: Topology, exchange: Exchange) -> str:

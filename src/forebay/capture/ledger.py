@@ -94,7 +94,7 @@ class Ledger:
         Raises DeadlineError naming the phase it is in, or the error it ended with.
         """
         if tier == "local" and not self._has_local:
-            raise errors.UsageError("wait: this run has no local tier: give local=, or wait durable")
+            raise errors.UsageError("wait: this run has no local tier: give local=")
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while True:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -61,8 +61,7 @@ EVERYWHERE = Spread((), None)
 OWN = Spread((), ())
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(NamedTuple):  # made anew for every tensor at every save: cheaper than a dataclass
     """A tensor of the state: ``tensor`` is the local one, ``shape`` the global shape."""
 
     path: str

@@ -8,6 +8,7 @@ is not a string carries a mark, so that ``0`` and ``"0"`` stay two keys.
 
 from __future__ import annotations
 
+import functools
 from typing import TypeAlias
 
 from forebay.errors import FormatError, StateError
@@ -63,6 +64,14 @@ def read_part(part: str) -> Key:
 
 def join(parent: str, key: object) -> str:
     """The path of ``key`` below ``parent``; the root is the empty string."""
+    if type(key) is str:  # nearly all are, and a save asks for the same ones every time
+        return _join_text(parent, key)
+    part = write_part(key)
+    return f"{parent}/{part}" if parent else part
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _join_text(parent: str, key: str) -> str:
     part = write_part(key)
     return f"{parent}/{part}" if parent else part
 

@@ -331,7 +331,7 @@ class Checkpointer:
         if self._job is not None:
             self._job.leave(clean=clean)
         if self._stage is not None:
-            self._stage.copier.close()
+            self._stage.close()
 
     def _open_job(self) -> Membership:
         if self._closed:
@@ -359,10 +359,10 @@ class Checkpointer:
             start_digest=digest_of if compare else None,
         )
         if self._stage is not None and self._stage.holds(plan, tree_bytes):
-            self._stage = self._stage.relaid(plan, walked)
+            self._stage = self._stage.relaid(plan)
         else:
             if self._stage is not None:
-                self._stage.copier.close()
+                self._stage.close()
             self._stage = Stage.make(
                 job.directory, job.topology.rank, self.settings, plan, walked, tree_bytes
             )

@@ -404,3 +404,80 @@ def test_lost_reply_of_the_manifest(faults: Faults) -> None:
     with forebay.Checkpointer(faults.url) as checkpointer:
         checkpointer.save(1, {"w": torch.ones(10)}).wait("durable", TIMEOUT_S)
     assert forebay.open(faults.directory).steps() == [1]
+
+
+def test_a_restart_restores_from_memory(
+    tmp_path: Path, start_ranks: Callable[..., Ranks], runtime: Path
+) -> None:
+    run, marker, nbytes = tmp_path / "run", tmp_path / "saved", 4 * 2**20
+    ranks = start_ranks("save_and_hang", 1, url=str(run), step=5, marker=str(marker), nbytes=nbytes)
+    poll(lambda: list(run.glob("manifests/*")), "the commit")
+    ranks.kill()
+    target = {"w": forebay.per_rank(torch.zeros(nbytes // 4, dtype=torch.int32))}
+    (arena,) = runtime.glob("*/rank-*.arena")
+    before = arena.stat().st_ino
+    with forebay.Checkpointer(run) as checkpointer:
+        assert checkpointer.restore(target) == 5
+        report = checkpointer.last_restore
+        assert arena.stat().st_ino == before, "the arena of the dead is used again"
+    assert report is not None
+    assert {name: share.bytes for name, share in report.by_source.items()} == {"memory": nbytes}
+    assert torch.equal(target["w"].item, torch.arange(nbytes // 4, dtype=torch.int32))
+
+
+def test_memory_that_was_changed_is_not_used(
+    tmp_path: Path, start_ranks: Callable[..., Ranks], runtime: Path
+) -> None:
+    run, marker, nbytes = tmp_path / "run", tmp_path / "saved", 2**20
+    ranks = start_ranks("save_and_hang", 1, url=str(run), step=5, marker=str(marker), nbytes=nbytes)
+    poll(lambda: list(run.glob("manifests/*")), "the commit")
+    ranks.kill()
+    (arena,) = runtime.glob("*/rank-*.arena")
+    data = bytearray(arena.read_bytes())
+    image = data.find(torch.arange(64, dtype=torch.int32).numpy().tobytes())
+    assert image > 0
+    data[image + 1000] ^= 1
+    arena.write_bytes(data)
+    target = {"w": forebay.per_rank(torch.zeros(nbytes // 4, dtype=torch.int32))}
+    with forebay.Checkpointer(run) as checkpointer:
+        assert checkpointer.restore(target) == 5
+        report = checkpointer.last_restore
+    assert report is not None
+    assert set(report.by_source) == {"durable"}
+    assert len(report.bad_ranges) == 1
+    assert torch.equal(target["w"].item, torch.arange(nbytes // 4, dtype=torch.int32))
+
+
+def test_optimizer_state_of_the_first_step_finds_room(tmp_path: Path, runtime: Path) -> None:
+    model = torch.nn.Linear(300, 300)
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = {"model": model, "optimizer": optimizer}
+    with forebay.Checkpointer(tmp_path / "run") as checkpointer:
+        assert checkpointer.restore(state) is None
+        (arena,) = runtime.glob("*/rank-*.arena")
+        model(torch.ones(2, 300)).sum().backward()
+        optimizer.step()
+        checkpointer.save(1, state).wait("durable", TIMEOUT_S)
+        assert list(runtime.glob("*/rank-*.arena")) == [arena], "no new arena in the first save"
+    fresh = torch.nn.Linear(300, 300)
+    again = torch.optim.AdamW(fresh.parameters())
+    with forebay.Checkpointer(tmp_path / "run") as checkpointer:
+        assert checkpointer.restore({"model": fresh, "optimizer": again}) == 1
+    for name, tensor in optimizer.state_dict()["state"][0].items():
+        assert torch.equal(tensor, again.state_dict()["state"][0][name]), name
+
+
+def test_status_says_when_an_agent_is_gone(
+    tmp_path: Path, runtime: Path, start_ranks: Callable[..., Ranks], cli: Callable[..., Said]
+) -> None:
+    marker = tmp_path / "saved"
+    ranks = start_ranks(
+        "save_and_hang", 1, url=str(tmp_path / "run"), step=1, marker=str(marker), nbytes=4096
+    )
+    poll(lambda: Path(f"{marker}-0").exists(), "the save")
+    assert cli("status").code == 0
+    ranks.kill()
+    kill_agent(runtime)
+    said = cli("status", "--json")
+    assert said.code == 5
+    assert "no agent answers" in said.document["agents"][0]["why"]

@@ -51,20 +51,44 @@ def digest_of(leaf: Leaf) -> str:
     return digest(memoryview(local.view(-1).view(torch.uint8).numpy().data), threads=4).hex()
 
 
-class Copier:
-    """Copies a plan's parts into the slots of one arena. Used by the thread that trains."""
+class Pages:
+    """An arena's memory as one tensor, registered once as pinned where there is a CUDA device."""
 
-    def __init__(self, arena: Arena, plan: Plan, device: torch.device | None) -> None:
-        self._plan = plan
-        self._base = torch.frombuffer(arena.mapping, dtype=torch.uint8)
-        self._targets = [
-            self._views(arena.head.image_start(slot)) for slot in range(arena.head.slots)
-        ]
-        self._stream: Any = None
+    def __init__(self, arena: Arena, device: torch.device | None) -> None:
+        self.base = torch.frombuffer(arena.mapping, dtype=torch.uint8)
+        self.starts = [arena.head.image_start(slot) for slot in range(arena.head.slots)]
+        self.stream: Any = None
         self._registered = 0
         if device is not None and device.type == "cuda":
             self._register()
-            self._stream = _CUDA.Stream(device)
+            self.stream = _CUDA.Stream(device)
+
+    def _register(self) -> None:
+        """Pin the pages for the device; a failure leaves pageable copies, and says so."""
+        runtime: Any = _CUDA.cudart()
+        result = runtime.cudaHostRegister(self.base.data_ptr(), self.base.numel(), 0)
+        if int(result) == 0:
+            self._registered = self.base.data_ptr()
+        else:
+            emit("arena.not_pinned", level=30, cuda_error=int(result), bytes=self.base.numel())
+
+    def close(self) -> None:
+        """Unpin and let go of the memory."""
+        if self._registered:
+            with contextlib.suppress(RuntimeError):
+                _CUDA.cudart().cudaHostUnregister(self._registered)
+        self._registered = 0
+        del self.base
+
+
+class Copier:
+    """Copies a plan's parts into the slots of one arena. Used by the thread that trains."""
+
+    def __init__(self, pages: Pages, plan: Plan) -> None:
+        self._plan = plan
+        self._base = pages.base
+        self._stream = pages.stream
+        self._targets = [self._views(start) for start in pages.starts]
 
     def _views(self, image_start: int) -> list[torch.Tensor]:
         views = []
@@ -74,15 +98,6 @@ class Copier:
             dtype = carried_as(getattr(torch, part.dtype))
             views.append(flat.view(dtype).view(part.sizes))
         return views
-
-    def _register(self) -> None:
-        """Pin the arena's pages for the device; a failure leaves pageable copies, and says so."""
-        runtime: Any = _CUDA.cudart()
-        result = runtime.cudaHostRegister(self._base.data_ptr(), self._base.numel(), 0)
-        if int(result) == 0:
-            self._registered = self._base.data_ptr()
-        else:
-            emit("arena.not_pinned", level=30, cuda_error=int(result), bytes=self._base.numel())
 
     def copy(self, slot: int, leaves: Sequence[Leaf], step: int) -> None:
         """Copy every part into ``slot``; on return the host owns the bytes."""
@@ -101,10 +116,7 @@ class Copier:
             done.synchronize()
 
     def close(self) -> None:
-        """Unpin and let go of the arena's memory."""
-        if self._registered:
-            with contextlib.suppress(RuntimeError):
-                _CUDA.cudart().cudaHostUnregister(self._registered)
+        """Let go of the arena's memory."""
         self._targets.clear()
         del self._base
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from forebay.capture.state import Leaf, Walked
 
 SAMPLE_BYTES = 4096
+_PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All that a save does, known before it: header, copies, and the fixed part of the ticket."""
+    """All that a save does, known before it: header, copies, and the fixed part of the ticket.
+
+    ``reserve_bytes`` is what the slot should have room for beyond ``slot_bytes``: two moments for
+    each parameter whose optimizer has no state yet, so that they find touched memory.
+    """
 
     image: Image
     parts: tuple[Part, ...]
     layout: Layout
     slot_bytes: int
+    reserve_bytes: int
     sign: tuple[object, ...]
 
     @property
@@ -200,6 +206,9 @@ def plan_layout(
         parts=(*parts, *extra),
         layout=layout,
         slot_bytes=slot_bytes,
+        reserve_bytes=sum(
+            2 * p.nbytes + _PAGE_BYTES for p in image.placed if p.slice.key.fqn in walked.waiting
+        ),
         sign=walked.sign,
     )
 

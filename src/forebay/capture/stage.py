@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from forebay.capture.arena import Arena, claim_arena, drop_drained
-from forebay.capture.copy import Copier
+from forebay.capture.copy import Copier, Pages
 from forebay.capture.layout import Plan
 from forebay.capture.state import Walked
 from forebay.config import Settings
 from forebay.format.slot import WORD_BYTES, SlotState
 
-if TYPE_CHECKING:
-    import torch
-
 STAMP_ROOM_BYTES = 64 * 2**10
+_GROWTH = 4  # parameters, two moments, a counter
 
 
 class Stage:
     """An arena laid out by a plan, with the copies ready to run."""
 
-    def __init__(self, held: Arena, plan: Plan, device: torch.device | None) -> None:
+    def __init__(self, held: Arena, pages: Pages, plan: Plan) -> None:
         self.arena = held
+        self.pages = pages
         self.plan = plan
         self.layout = msgspec.msgpack.encode(plan.layout)
-        self.copier = Copier(held, plan, device)
-        self._device = device
+        self.copier = Copier(pages, plan)
         self._ready: set[int] = set()
+        for slot in range(held.head.slots):
+            if held.state(slot) is SlotState.FREE:
+                self.ready(slot)
 
     @classmethod
     def make(
@@ -42,21 +42,22 @@ class Stage:
         walked: Walked,
         tree_bytes: int,
     ) -> Stage:
-        """Claim or create an arena for the plan, with room for the tree to double."""
-        ticket = len(msgspec.msgpack.encode(plan.layout)) + 2 * tree_bytes + STAMP_ROOM_BYTES
+        """Claim or create an arena for the plan, with room for what is known to come.
+
+        That is the optimizer's state before its first step, and a tree that doubles.
+        """
+        growth = _GROWTH if plan.reserve_bytes else 1
+        layout_bytes = len(msgspec.msgpack.encode(plan.layout))
+        ticket = growth * (layout_bytes + 2 * tree_bytes) + STAMP_ROOM_BYTES
         held, others = claim_arena(
             directory,
             rank,
             slots=settings.slots,
             ticket_bytes=ticket,
-            image_bytes=plan.slot_bytes,
+            image_bytes=plan.slot_bytes + plan.reserve_bytes,
         )
         drop_drained(others)
-        stage = cls(held, plan, walked.accelerator)
-        for free in range(held.head.slots):
-            if held.state(free) is SlotState.FREE:
-                stage.ready(free)
-        return stage
+        return cls(held, Pages(held, walked.accelerator), plan)
 
     def holds(self, plan: Plan, tree_bytes: int) -> bool:
         """True when the arena has room for the plan and for a tree of this size."""
@@ -64,14 +65,15 @@ class Stage:
         head = self.arena.head
         return plan.slot_bytes <= head.image_bytes and needed <= head.control_bytes - WORD_BYTES
 
-    def relaid(self, plan: Plan, walked: Walked) -> Stage:
+    def relaid(self, plan: Plan) -> Stage:
         """The same arena under another plan; slots that drain keep theirs until they are free."""
         self.copier.close()
-        stage = Stage(self.arena, plan, walked.accelerator)
-        for free in range(self.arena.head.slots):
-            if self.arena.state(free) is SlotState.FREE:
-                stage.ready(free)
-        return stage
+        return Stage(self.arena, self.pages, plan)
+
+    def close(self) -> None:
+        """Let go of the arena; its file stays."""
+        self.copier.close()
+        self.pages.close()
 
     def fits(self, tree_bytes: int) -> bool:
         """True when a stamp with a tree of this size fits beside the layout."""

@@ -84,7 +84,8 @@ class Walked:
 
     A tied tensor has an entry for each path and one leaf. ``meshes`` has, by top-level entry, the
     ranks of the largest device mesh seen in it. ``slots_of`` has, by the path of a parameter's
-    optimizer state, the path of the parameter's own leaf.
+    optimizer state, the path of the parameter's own leaf; ``waiting`` those whose state the
+    optimizer will only make at its first step.
     """
 
     common: list[tree.Entry] = field(default_factory=list)
@@ -92,6 +93,7 @@ class Walked:
     leaves: list[Leaf] = field(default_factory=list)
     meshes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     slots_of: dict[str, str] = field(default_factory=dict)
+    waiting: set[str] = field(default_factory=set)
 
     @property
     def sign(self) -> tuple[object, ...]:
@@ -210,6 +212,8 @@ class _Walk:
             home = self._seen.get(id(parameter))
             if home is not None:
                 self.found.slots_of[paths.join(paths.join(path, "state"), name)] = home
+                if not optimizer.state.get(parameter):
+                    self.found.waiting.add(home)
 
     def _array(self, array: np.ndarray[Any, Any], path: str, own: bool) -> tree.Tensor:
         if array.dtype.hasobject or array.dtype.names or not array.dtype.isnative:

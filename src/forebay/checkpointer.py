@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from forebay.capture import agree, layout, state
+from forebay.capture import agree, layout
 from forebay.capture.copy import digest_of
 from forebay.capture.ledger import Ledger, Line, Tier, error_of
+from forebay.capture.recall import Memory
 from forebay.capture.stage import Stage
+from forebay.capture.state import Walked
 from forebay.capture.topology import Topology
+from forebay.capture.walk import walk
 from forebay.commit.catalog import Catalog
 from forebay.config import Keep, Settings
 from forebay.errors import (
@@ -90,7 +93,7 @@ class Checkpointer:
         self._saves: dict[int, int] = {}
         self._taken = 0
         self._agreed = layout.Agreed()
-        self._spreads = state.Spreads()
+        self._memory = Memory()
         self._job: Membership | None = None
         self._stage: Stage | None = None
         self._closed = False
@@ -115,7 +118,7 @@ class Checkpointer:
         Collective when torch.distributed is up. Changes nothing in ``state_dict``.
         """
         job = self._open_job()
-        walked = state.walk(state_dict, job.topology.rank, self._spreads)
+        walked = walk(state_dict, job.topology.rank, self._memory)
         marks = layout.agreement_marks(walked, job.topology, agree.BUCKETS)
         agreed = self._exchange.agreed_buckets(marks)
         self._agreed = layout.agree_on(walked, job.topology, agree.BUCKETS, agreed)
@@ -140,7 +143,7 @@ class Checkpointer:
         setup_s = time.perf_counter() - began
         begin = time.perf_counter()
         attempt = self._attempt_for(job, step)
-        walked = state.walk(state_dict, job.topology.rank, self._spreads)
+        walked = walk(state_dict, job.topology.rank, self._memory)
         common, own = tree.write_tree(walked.common), tree.write_tree(walked.own)
         if walked.sign != stage.plan.sign or not stage.fits(len(common) + len(own)):
             # The structure changed: this rank lays out anew by itself, asking nobody.
@@ -347,9 +350,7 @@ class Checkpointer:
         count = self._saves[step] = self._saves.get(step, 0) + 1
         return job.attempt if count == 1 else f"{job.attempt}.{count}"
 
-    def _lay_out(
-        self, job: Membership, walked: state.Walked, tree_bytes: int, *, compare: bool
-    ) -> Stage:
+    def _lay_out(self, job: Membership, walked: Walked, tree_bytes: int, *, compare: bool) -> Stage:
         plan = layout.plan_layout(
             walked,
             job.topology,

@@ -53,7 +53,14 @@ RESTORE_FROM_CAPTURE = {
 
 DOORS: dict[str, set[str]] = {
     "torch": {
-        *("capture/state.py", "capture/copy.py", "capture/agree.py", "capture/stage.py"),
+        *(
+            "capture/state.py",
+            "capture/walk.py",
+            "capture/recall.py",
+            "capture/copy.py",
+            "capture/agree.py",
+            "capture/stage.py",
+        ),
         *("restore/fill.py", "checkpointer.py"),
         *("demo/model.py", "demo/loader.py", "demo/train.py", "demo/report.py"),
     },

@@ -53,19 +53,23 @@ def names_of(
     return rows
 
 
+def group_options(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The options of each group, without its members."""
+    return [
+        {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        for group in groups
+    ]
+
+
 def named_state(optimizer: Any, known: Mapping[int, str], path: str) -> dict[str, Any]:
     """The named form of ``optimizer.state_dict()``; tensors are the optimizer's own."""
     rows = names_of(optimizer, known, path)
     plain = optimizer.state_dict()
     extra = set(plain) - {"state", "param_groups"}
     state = {name: plain["state"][n] for n, (name, _, _) in enumerate(rows) if n in plain["state"]}
-    groups = [
-        {key: value for key, value in group.items() if key not in ("params", "param_names")}
-        for group in plain["param_groups"]
-    ]
     named = {
         "state": state,
-        "param_groups": groups,
+        "param_groups": group_options(plain["param_groups"]),
         "params": {name: group for name, _, group in rows},
     }
     return named | {key: plain[key] for key in sorted(extra)}

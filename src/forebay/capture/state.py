@@ -1,8 +1,4 @@
-"""State dict -> tree entries and tensor leaves. One of the doors to torch.
-
-The walk reads what an object's ``state_dict()`` gives and copies no tensor. A DTensor becomes its
-local tensor and the boxes of the global shape that it covers.
-"""
+"""The parts of a state: what a leaf is, how it lies on ranks, what can be saved. Imports torch."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from forebay.capture.declare import ValueBox, unwrap
-from forebay.capture.optimizer import is_optimizer, named_state, names_of
+from forebay.capture.optimizer import is_optimizer
 from forebay.capture.placement import Split
 from forebay.errors import StateError
 from forebay.format import paths, tree
@@ -109,37 +105,36 @@ class Walked:
 
 def parameter_names(state: Any) -> dict[int, str]:
     """``id(parameter)`` -> its name in the modules of a state; a name met twice gets a path."""
-    modules = list(_modules(state, ""))
     found: dict[int, str] = {}
-    taken: dict[str, int] = {}
-    for path, module in modules:
+    taken: set[str] = set()
+    for path, module in stateful(state, ""):
+        if not isinstance(module, torch.nn.Module):
+            continue
         for name, parameter in module.named_parameters():
-            if id(parameter) in found:
-                continue
-            full = f"{path}.{name}" if name in taken else name
-            taken[full] = id(parameter)
-            found[id(parameter)] = full
+            if id(parameter) not in found:
+                full = f"{path}.{name}" if name in taken else name
+                taken.add(full)
+                found[id(parameter)] = full
     return found
 
 
-def _modules(item: Any, path: str) -> Iterator[tuple[str, torch.nn.Module]]:
+def stateful(item: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The modules and optimizers of a state, with their paths."""
     item, _ = unwrap(item)
-    if isinstance(item, torch.nn.Module):
+    if isinstance(item, torch.nn.Module) or is_optimizer(item):
         yield path, item
     elif type(item) in (dict, OrderedDict):
         for key, child in item.items():
-            yield from _modules(child, paths.join(path, key))
+            yield from stateful(child, paths.join(path, key))
     elif type(item) in (list, tuple):
         for position, child in enumerate(item):
-            yield from _modules(child, paths.join(path, paths.Position(position)))
+            yield from stateful(child, paths.join(path, paths.Position(position)))
 
 
-def plain_state(item: Any, names: dict[int, str], path: str) -> Any:
+def plain_state(item: Any) -> Any:
     """What an object with a state gives for saving, and anything else as it is."""
     if isinstance(item, torch.nn.Module):
         return item.state_dict(keep_vars=True)
-    if is_optimizer(item):
-        return named_state(item, names, path)
     if isinstance(item, ValueBox):
         return item.value
     if hasattr(item, "state_dict") and hasattr(item, "load_state_dict"):
@@ -166,118 +161,6 @@ def holds_parts(item: Any, depth: int = 0) -> bool:
     if type(item) in (dict, OrderedDict):
         return any(holds_parts(child, depth + 1) for child in item.values())
     return False
-
-
-class _Walk:
-    def __init__(self, rank: int, names: dict[int, str], spreads: Spreads) -> None:
-        self.rank = rank
-        self.spreads = spreads
-        self.names = names
-        self.found = Walked()
-        self._seen: dict[object, str] = {}
-        self._alive: list[torch.Tensor] = []  # an id may be used again once its object is gone
-
-    def visit(self, item: Any, path: str, own: bool, depth: int = 0) -> None:
-        item, declared = unwrap(item)
-        own = own or declared
-        entries = self.found.own if own else self.found.common
-        if isinstance(item, torch.Tensor):  # first: a state is mostly tensors
-            entries.append(self._tensor(item, path, own))
-            return
-        if depth > tree.MAX_DEPTH:
-            raise StateError(f"{path}: nested deeper than {tree.MAX_DEPTH}: a reference to itself?")
-        if is_optimizer(item):
-            self._note_slots(item, path)
-        item = plain_state(item, self.names, path)
-        if type(item) in (dict, OrderedDict):
-            kind: Literal["dict", "odict"] = "dict" if type(item) is dict else "odict"
-            entries.append(tree.Container(path, kind, len(item)))
-            for key, child in item.items():
-                self.visit(child, paths.join(path, key), own, depth + 1)
-        elif isinstance(item, torch.Tensor):
-            entries.append(self._tensor(item, path, own))
-        elif isinstance(item, np.ndarray | np.generic):
-            entries.append(self._array(np.asarray(item), path, own))
-        elif type(item) in (list, tuple) and holds_parts(item):
-            entries.append(
-                tree.Container(path, "list" if type(item) is list else "tuple", len(item))
-            )
-            for position, child in enumerate(item):
-                self.visit(child, paths.join(path, paths.Position(position)), own, depth + 1)
-        else:
-            entries.append(tree.Value(path, tree.encode_value(item, path)))
-
-    def _note_slots(self, optimizer: Any, path: str) -> None:
-        for name, parameter, _ in names_of(optimizer, self.names, path):
-            home = self._seen.get(id(parameter))
-            if home is not None:
-                self.found.slots_of[paths.join(paths.join(path, "state"), name)] = home
-                if not optimizer.state.get(parameter):
-                    self.found.waiting.add(home)
-
-    def _array(self, array: np.ndarray[Any, Any], path: str, own: bool) -> tree.Tensor:
-        if array.dtype.hasobject or array.dtype.names or not array.dtype.isnative:
-            raise StateError(
-                f"{path}: a numpy array of dtype {array.dtype} cannot be saved; "
-                "convert it to a native numeric dtype"
-            )
-        try:
-            tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-        except TypeError:
-            raise StateError(
-                f"{path}: a numpy array of dtype {array.dtype} cannot be saved; "
-                "convert it to a native numeric dtype"
-            ) from None
-        return self._add(tensor, tensor, path, own, OWN if own else EVERYWHERE, "numpy")
-
-    def _tensor(self, item: torch.Tensor, path: str, own: bool) -> tree.Tensor:
-        spread = OWN if own else EVERYWHERE
-        local = item
-        if isinstance(item, DTensor):
-            local = item.to_local()
-            if not own:
-                spread, mesh = self.spreads.of(item, path)
-                component = paths.component(path)
-                if len(mesh) > len(self.found.meshes.get(component, ())):
-                    self.found.meshes[component] = mesh
-        check_tensor(local, path)
-        host: Host = "cpu" if local.device.type == "cpu" else "accelerator"
-        whole = local if own else item
-        return self._add(whole, local, path, own, spread, host)
-
-    def _add(
-        self,
-        whole: torch.Tensor,
-        local: torch.Tensor,
-        path: str,
-        own: bool,
-        spread: Spread,
-        host: Host,
-    ) -> tree.Tensor:
-        shape, dtype = tuple(whole.shape), DTYPE_NAMES[local.dtype]
-        fqn = self._tied_to(whole, local, (own, dtype, shape, spread), path)
-        if fqn == path:
-            key = TensorKey(path, self.rank if own else None)
-            self.found.leaves.append(Leaf(path, key, dtype, shape, spread, local, host))
-        sharded = isinstance(whole, DTensor)
-        return tree.Tensor(path, fqn, dtype, shape, host, sharded)
-
-    def _tied_to(
-        self, whole: torch.Tensor, local: torch.Tensor, sign: tuple[object, ...], path: str
-    ) -> str:
-        """The path that stores the bytes: an earlier one when it is the same tensor or memory.
-
-        Identity comes first: an empty shard has no memory to compare.
-        """
-        known = self._seen.get(id(whole))
-        if known is not None:
-            return known
-        self._alive.append(whole)
-        if local.numel():
-            memory = (local.data_ptr(), local.stride(), sign)
-            path = self._seen.setdefault(memory, path)
-        self._seen[id(whole)] = path
-        return path
 
 
 def check_tensor(local: torch.Tensor, path: str) -> None:
@@ -322,13 +205,3 @@ def spread_of(item: DTensor, path: str) -> tuple[Spread, tuple[int, ...]]:
     holders = tuple(int(r) for r in ranks[tuple(select)].reshape(-1).tolist())
     everyone = tuple(int(r) for r in ranks.reshape(-1).tolist())
     return Spread(tuple(splits), holders), everyone
-
-
-def walk(state: Any, rank: int, spreads: Spreads | None = None) -> Walked:
-    """Walk a state. Copies no tensor; takes no collective. Raises StateError naming a path."""
-    if type(state) not in (dict, OrderedDict):
-        raise StateError(f"state: expected a dict, found {type(state).__name__}")
-    walker = _Walk(rank, parameter_names(state), spreads or Spreads())
-    with torch.no_grad():
-        walker.visit(state, "", own=False)
-    return walker.found

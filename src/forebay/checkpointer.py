@@ -41,6 +41,8 @@ from forebay.watch.events import emit
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_COUNTED_STEPS = 4096
+
 
 class Checkpointer:
     """Checkpoints of one run. Every rank makes one, with the same arguments.
@@ -154,7 +156,11 @@ class Checkpointer:
             return self._skip(job, step, attempt, setup_s, time.perf_counter() - begin)
         setup_s += stage.ready(free)
         stage.arena.begin(free)
-        stage.copier.copy(free, walked.leaves, step)
+        try:
+            stage.copier.copy(free, walked.leaves, step)
+        except BaseException:
+            stage.arena.give_up(free)
+            raise
         pause_s = time.perf_counter() - begin
         self._taken += 1
         stamp = slot.Stamp(
@@ -166,7 +172,7 @@ class Checkpointer:
             tree=common,
             own=own,
         )
-        self._ledger.open(step, attempt, messages.Phase.STAGED)
+        line = self._ledger.open(step, attempt, messages.Phase.STAGED)
         stage.arena.stage(free, len(stage.layout), msgspec.msgpack.encode(stamp))
         job.link.ring(stage.arena.path.name)
         return Snapshot(
@@ -176,6 +182,7 @@ class Checkpointer:
             pause_s=time.perf_counter() - begin,
             setup_s=setup_s,
             skipped="",
+            line=line,
             ledger=self._ledger,
         )
 
@@ -260,8 +267,8 @@ class Checkpointer:
                 per_rank=per_rank,
             )
             marks = session.bind(state_dict)
-        except ForebayError as error:
-            failure = error
+        except Exception as error:  # noqa: BLE001 - the others wait in the exchange below
+            failure = _as_failure(error)
         failure = self._together(failure)
         if failure is not None:
             return None, failure
@@ -270,8 +277,8 @@ class Checkpointer:
         try:
             session.check_unused(used)
             session.fetch()
-        except ForebayError as error:
-            failure = error
+        except Exception as error:  # noqa: BLE001 - the others wait in the exchange below
+            failure = _as_failure(error)
         return session, self._together(failure)
 
     def _together(self, failure: ForebayError | None) -> ForebayError | None:
@@ -295,7 +302,7 @@ class Checkpointer:
         """Wait until every snapshot taken so far has ended. Raises as ``Snapshot.wait``."""
         deadline = time.monotonic() + timeout_s
         for line in self._ledger.open_lines():
-            self._ledger.wait(line.step, line.attempt, tier, max(0.0, deadline - time.monotonic()))
+            self._ledger.wait(line, tier, max(0.0, deadline - time.monotonic()))
 
     def close(self, timeout_s: float = 600.0) -> None:
         """Wait for the drain, then take leave of the agent. Safe to call twice.
@@ -310,7 +317,7 @@ class Checkpointer:
         for line in self._ledger.open_lines():
             try:
                 left = max(0.0, deadline - time.monotonic())
-                self._ledger.wait(line.step, line.attempt, "durable", left)
+                self._ledger.wait(line, "durable", left)
             except DeadlineError:
                 late.append(line.step)
             except ForebayError:
@@ -347,7 +354,9 @@ class Checkpointer:
 
     def _attempt_for(self, job: Membership, step: int) -> str:
         """The attempt, with a count when this start saves the same step again."""
-        count = self._saves[step] = self._saves.get(step, 0) + 1
+        count = self._saves[step] = self._saves.pop(step, 0) + 1
+        if len(self._saves) > _COUNTED_STEPS:
+            del self._saves[next(iter(self._saves))]
         return job.attempt if count == 1 else f"{job.attempt}.{count}"
 
     def _lay_out(self, job: Membership, walked: Walked, tree_bytes: int, *, compare: bool) -> Stage:
@@ -386,7 +395,7 @@ class Checkpointer:
             f"all {self.settings.slots} slots of rank {job.topology.rank} still drain; "
             f"node agent: {self._ledger.agent}"
         )
-        self._ledger.open(step, attempt, messages.Phase.SKIPPED, why)
+        line = self._ledger.open(step, attempt, messages.Phase.SKIPPED, why)
         job.link.skip(step, attempt, why)
         emit("snapshot.skipped", level=30, step=step, why=why)
         return Snapshot(
@@ -396,6 +405,7 @@ class Checkpointer:
             pause_s=pause_s,
             setup_s=setup_s,
             skipped=why,
+            line=line,
             ledger=self._ledger,
         )
 
@@ -403,19 +413,34 @@ class Checkpointer:
         self, job: Membership, step: int | None, older_than: int | None, timeout_s: float
     ) -> Manifest | None:
         """The manifest to restore, chosen by rank 0 and sent to all; None when there is none."""
+        alone = not agree.group_is_up()
+        if alone and job.topology.world_size > 1 and step is None:
+            raise UsageError(
+                f"restore: {job.topology.world_size} ranks cannot agree on a step: call "
+                "torch.distributed.init_process_group() first, or give step="
+            )
         data, failure = b"", None
-        if job.topology.rank == 0:
+        if alone or job.topology.rank == 0:
             try:
                 if not job.link.settle(timeout_s).settled:
                     emit("restore.not_settled", level=30, waited_s=timeout_s)
                 data = _manifest_bytes(Catalog(job.store), step, older_than)
-            except ForebayError as error:
-                failure = error
+            except Exception as error:  # noqa: BLE001 - the others wait in the exchange below
+                failure = _as_failure(error)
         failure = self._together(failure)
         if failure is not None:
             raise failure
         data = self._exchange.from_first(data)
         return read_manifest(data, "manifest") if data else None
+
+
+def _as_failure(error: Exception) -> ForebayError:
+    """What went wrong as one of ours, so that all ranks can end together."""
+    if isinstance(error, ForebayError):
+        return error
+    failure = ForebayError(f"a bug: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 def _shown(line: Line) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.capture.ledger import Ledger, Tier
+from forebay.capture.ledger import Ledger, Line, Tier
 from forebay.format.messages import Phase
 
 
@@ -27,11 +27,12 @@ class Snapshot:
     pause_s: float
     setup_s: float
     skipped: str
+    line: Line
     ledger: Ledger
 
     def status(self) -> dict[str, Any]:
         """Where the snapshot is: ``phase``, ``reached_s`` (Unix seconds by phase), ``detail``."""
-        line = self.ledger.line(self.step, self.attempt)
+        line = self.ledger.copy_of(self.line)
         return {
             "step": self.step,
             "attempt": self.attempt,
@@ -48,4 +49,4 @@ class Snapshot:
         ``durable`` means committed: the manifest exists. Raises DeadlineError after ``timeout_s``,
         or the error with which the snapshot ended.
         """
-        self.ledger.wait(self.step, self.attempt, tier, timeout_s)
+        self.ledger.wait(self.line, tier, timeout_s)

@@ -481,3 +481,49 @@ def test_status_says_when_an_agent_is_gone(
     said = cli("status", "--json")
     assert said.code == 5
     assert "no agent answers" in said.document["agents"][0]["why"]
+
+
+def test_ranks_that_cannot_talk_do_not_choose_a_step(
+    tmp_path: Path, start_ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = str(tmp_path / "run")
+    outcomes = start_ranks("restore_alone", 2, url=url, attempt="by-hand").wait()
+    for unnamed, named in outcomes:
+        assert unnamed.startswith("usage: restore: 2 ranks cannot agree on a step")
+        assert named == 1
+
+
+def test_a_copy_that_fails_gives_its_slot_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forebay.capture.copy import Copier
+
+    state = {"w": torch.ones(10)}
+    with forebay.Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.prepare(state)
+        with monkeypatch.context() as patched:
+            patched.setattr(Copier, "copy", lambda *_: (_ for _ in ()).throw(RuntimeError("lost")))
+            for step in (1, 2, 3):
+                with pytest.raises(RuntimeError, match="lost"):
+                    checkpointer.save(step, state)
+        checkpointer.save(4, state).wait("durable", TIMEOUT_S)
+    assert forebay.open(tmp_path / "run").steps() == [4]
+
+
+def test_hundreds_of_saves_keep_everything_flat(tmp_path: Path, runtime: Path) -> None:
+    state = {"w": torch.ones(100), "rng": forebay.per_rank(forebay.rng())}
+
+    def counts(pid: int | str) -> tuple[int, int]:
+        return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+
+    with forebay.Checkpointer(tmp_path / "run", keep=forebay.Keep(last=2)) as checkpointer:
+        for step in range(20):
+            checkpointer.save(step, state).wait("durable", TIMEOUT_S)
+        (pid,) = agent_pids(runtime)
+        before = counts("self"), counts(pid), len(list(runtime.rglob("*")))
+        for step in range(20, 320):
+            checkpointer.save(step, state).wait("durable", TIMEOUT_S)
+        after = counts("self"), counts(pid), len(list(runtime.rglob("*")))
+        assert after == before
+        assert len(checkpointer._ledger._lines) <= 260
+    assert forebay.open(tmp_path / "run").steps()[-1] == 319

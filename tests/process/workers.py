@@ -341,6 +341,19 @@ def save_late(url: str, late_rank: int, go: str, done: str) -> Any:
     return "committed"
 
 
+def restore_alone(url: str, attempt: str) -> Any:
+    """Two ranks without a process group: save, then restore with and without naming a step."""
+    state = {"w": torch.ones(3), "own": forebay.per_rank(torch.full((2,), float(RANK)))}
+    with forebay.Checkpointer(url, attempt=attempt) as checkpointer:
+        checkpointer.save(1, state).wait("durable", timeout_s=60)
+        try:
+            checkpointer.restore(state)
+            unnamed = "restored"
+        except forebay.ForebayError as error:
+            unnamed = f"{error.kind}: {error}"
+        return [unnamed, checkpointer.restore(state, step=1)]
+
+
 def save_without(url: str, missing: int) -> Any:
     """All save step 1; then one rank dies and the others save step 2."""
     group()

@@ -120,6 +120,14 @@ class Arena:
         """Claim a FREE slot for filling."""
         self.set_state(slot, SlotState.FILLING)
 
+    def give_up(self, slot: int) -> None:
+        """FILLING -> FREE: the copy failed, what is in the slot is nothing."""
+        start = self.head.control_start(slot)
+        words = self.words(slot)
+        torn = Words(SlotState.FILLING, words.fills + 1, words.layout_bytes, 0)
+        self.view[start : start + len(torn.write())] = torn.write()
+        self.set_state(slot, SlotState.FREE)
+
     def stage(self, slot: int, layout_bytes: int, stamp: bytes) -> None:
         """Write the stamp behind the layout, then hand the slot over."""
         start = self.head.control_start(slot)

@@ -14,6 +14,7 @@ from forebay.watch.events import emit
 Tier = Literal["memory", "local", "durable"]
 _AFTER_LOCAL = (Phase.LOCAL, Phase.UPLOADING, Phase.SEALED, Phase.COMMITTED, Phase.KEPT_NEAR)
 _EARLY = 64
+_REMEMBERED = 256
 _QUIET = (Phase.STAGED, Phase.LOCAL, Phase.UPLOADING, Phase.SEALED)
 
 
@@ -39,15 +40,23 @@ class Ledger:
         self._changed = threading.Condition()
         self.agent = "not yet reached"
 
-    def open(self, step: int, attempt: str, phase: Phase, detail: str = "") -> None:
+    def open(self, step: int, attempt: str, phase: Phase, detail: str = "") -> Line:
         """Enter a snapshot at the moment it was staged or skipped."""
+        line = Line(step, attempt, phase, {phase: time.time()}, detail=detail)
         with self._changed:
-            line = Line(step, attempt, phase, {phase: time.time()}, detail=detail)
+            self._forget_old()
             self._lines[step, attempt] = line
             early = self._early.pop((step, attempt), None)
             self._changed.notify_all()
         if early is not None:
             self.hear(early)
+        return line
+
+    def _forget_old(self) -> None:
+        """Drop the oldest ended lines; a snapshot keeps its own."""
+        ended = [key for key, line in self._lines.items() if line.phase in FINAL_PHASES]
+        for key in ended[: max(0, len(self._lines) - _REMEMBERED)]:
+            del self._lines[key]
 
     def hear(self, progress: Progress) -> None:
         """Take in what the agent tells; a final phase never changes again."""
@@ -69,10 +78,9 @@ class Ledger:
         extra = {"why": progress.detail} if progress.detail else {}
         emit(f"snapshot.{progress.phase.value}", level=level, step=progress.step, **extra)
 
-    def line(self, step: int, attempt: str) -> Line:
-        """A copy of what is known."""
+    def copy_of(self, line: Line) -> Line:
+        """What is known of a snapshot at one moment."""
         with self._changed:
-            line = self._lines[step, attempt]
             return Line(
                 line.step, line.attempt, line.phase, dict(line.reached_s), line.kind, line.detail
             )
@@ -88,7 +96,7 @@ class Ledger:
         with self._changed:
             return [line for line in self._lines.values() if line.phase in bad]
 
-    def wait(self, step: int, attempt: str, tier: Tier, timeout_s: float) -> None:
+    def wait(self, line: Line, tier: Tier, timeout_s: float) -> None:
         """Return once the snapshot is safe in ``tier``.
 
         Raises DeadlineError naming the phase it is in, or the error it ended with.
@@ -98,13 +106,12 @@ class Ledger:
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while True:
-                line = self._lines[step, attempt]
                 if _reached(line, tier):
                     return
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise errors.DeadlineError(
-                        f"step {step}: not {tier} after {timeout_s:g} s: it is {line.phase.value}; "
+                        f"step {line.step}: not {tier} after {timeout_s:g} s: it is {line.phase.value}; "
                         f"node agent: {self.agent}"
                     )
                 self._changed.wait(min(left, 1.0))

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import mmap
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +75,9 @@ class DirectoryStore(Store):
     def _opened(self, path: Path) -> Iterator[int]:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            if stat.S_ISDIR(os.fstat(fd).st_mode):
+                os.close(fd)
+                raise NotFoundError(f"{path}: no such object")
         except FileNotFoundError:
             raise NotFoundError(f"{path}: no such object") from None
         except NotADirectoryError:
@@ -106,13 +110,20 @@ class DirectoryStore(Store):
             return None
         except OSError as error:
             raise store_error(error, f"{self._path(key)}: cannot be looked at") from error
+        if not stat.S_ISREG(found.st_mode):
+            return None
         return ObjectInfo(key=key, size=found.st_size, modified_s=found.st_mtime)
 
     def put(self, key: str, data: bytes) -> None:
         try:
             self._write(key, _aligned(data), None, None)
         except FileExistsError:
-            if self.get(key, max_bytes=len(data) + 1) != data:
+            there = self.head(key)
+            if (
+                there is None
+                or there.size != len(data)
+                or self.get_range(key, 0, len(data)) != data
+            ):
                 raise ConflictError(
                     f"{self._path(key)}: exists with other bytes; nothing was changed"
                 ) from None
@@ -179,6 +190,8 @@ class DirectoryStore(Store):
 
     def delete(self, key: str) -> bool:
         path = self._path(key)
+        if path.is_dir() or not path.parent.is_dir():
+            return False
         try:
             gone = durable.remove(path)
             self._prune(path.parent)

@@ -13,7 +13,7 @@ from pathlib import Path
 from forebay.errors import FullError, StoreError, UsageError
 from forebay.storage.pace import Pace
 
-_PART = re.compile(r"[A-Za-z0-9._=-]+")
+_PART = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")  # a leading dot hides: temporaries alone
 _FULL = {28, 122}  # ENOSPC, EDQUOT
 
 OnProgress = Callable[[int], None]
@@ -52,11 +52,10 @@ def check_key(key: str, *, prefix: bool = False) -> str:
     """Return ``key`` when it is relative and of plain parts. Raises UsageError."""
     text = key.removesuffix("/") if prefix else key
     parts = text.split("/") if text else []
-    if (not parts and not prefix) or any(
-        _PART.fullmatch(part) is None or part in (".", "..") for part in parts
-    ):
+    if (not parts and not prefix) or any(_PART.fullmatch(part) is None for part in parts):
         raise UsageError(
-            f"key {key!r}: expected relative parts of letters, digits, '.', '_', '=' or '-'"
+            f"key {key!r}: expected relative parts of letters, digits, '.', '_', '=' or '-', "
+            "none with a leading dot"
         )
     return key
 

@@ -121,16 +121,18 @@ def parameter_names(state: Any) -> dict[int, str]:
     return found
 
 
-def _modules(item: Any, path: str) -> Iterator[tuple[str, torch.nn.Module]]:
+def _modules(item: Any, path: str, depth: int = 0) -> Iterator[tuple[str, torch.nn.Module]]:
+    if depth > tree.MAX_DEPTH:
+        raise StateError(f"{path}: nested deeper than {tree.MAX_DEPTH}: a reference to itself?")
     item, _ = unwrap(item)
     if isinstance(item, torch.nn.Module):
         yield path, item
     elif type(item) in (dict, OrderedDict):
         for key, child in item.items():
-            yield from _modules(child, paths.join(path, key))
+            yield from _modules(child, paths.join(path, key), depth + 1)
     elif type(item) in (list, tuple):
         for position, child in enumerate(item):
-            yield from _modules(child, paths.join(path, paths.Position(position)))
+            yield from _modules(child, paths.join(path, paths.Position(position)), depth + 1)
 
 
 def plain_state(item: Any, names: dict[int, str], path: str) -> Any:
@@ -144,6 +146,11 @@ def plain_state(item: Any, names: dict[int, str], path: str) -> Any:
     if hasattr(item, "state_dict") and hasattr(item, "load_state_dict"):
         return item.state_dict()
     return item
+
+
+def viewable(array: np.ndarray[Any, Any]) -> bool:
+    """True when torch can use the array's own memory: writable, and not run through backwards."""
+    return array.flags.writeable and min(array.strides, default=0) >= 0
 
 
 def has_state(item: object) -> bool:
@@ -186,7 +193,7 @@ class _Walk:
         if depth > tree.MAX_DEPTH:
             raise StateError(f"{path}: nested deeper than {tree.MAX_DEPTH}: a reference to itself?")
         if is_optimizer(item):
-            self._note_slots(item, path)
+            self._note_slots(item, path, own)
         item = plain_state(item, self.names, path)
         if type(item) in (dict, OrderedDict):
             kind: Literal["dict", "odict"] = "dict" if type(item) is dict else "odict"
@@ -206,9 +213,9 @@ class _Walk:
         else:
             entries.append(tree.Value(path, tree.encode_value(item, path)))
 
-    def _note_slots(self, optimizer: Any, path: str) -> None:
+    def _note_slots(self, optimizer: Any, path: str, own: bool) -> None:
         for name, parameter, _ in names_of(optimizer, self.names, path):
-            home = self._seen.get(id(parameter))
+            home = self._seen.get((id(parameter), own))
             if home is not None:
                 self.found.slots_of[paths.join(paths.join(path, "state"), name)] = home
 
@@ -219,7 +226,7 @@ class _Walk:
                 "convert it to a native numeric dtype"
             )
         try:
-            tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+            tensor = torch.from_numpy(array if viewable(array) else array.copy())
         except TypeError:
             raise StateError(
                 f"{path}: a numpy array of dtype {array.dtype} cannot be saved; "
@@ -264,16 +271,17 @@ class _Walk:
     ) -> str:
         """The path that stores the bytes: an earlier one when it is the same tensor or memory.
 
-        Identity comes first: an empty shard has no memory to compare.
+        Identity comes first: an empty shard has no memory to compare. What is per rank is never
+        tied to what is held in common: ``sign`` begins with which of the two it is.
         """
-        known = self._seen.get(id(whole))
+        known = self._seen.get((id(whole), sign[0]))
         if known is not None:
             return known
         self._alive.append(whole)
         if local.numel():
             memory = (local.data_ptr(), local.stride(), sign)
             path = self._seen.setdefault(memory, path)
-        self._seen[id(whole)] = path
+        self._seen[id(whole), sign[0]] = path
         return path
 
 

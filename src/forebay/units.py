@@ -18,6 +18,7 @@ _SECONDS = {
     "h": 3600.0,
     "d": 86400.0,
 }
+_LARGEST = 1e100
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*([A-Za-z/]*)\s*")
 
 
@@ -25,7 +26,10 @@ def _split(text: str, what: str, example: str) -> tuple[float, str]:
     found = _NUMBER.fullmatch(text)
     if found is None:
         raise UsageError(f"{what}: expected a number with a unit such as {example}, found {text!r}")
-    return float(found[1]), found[2]
+    number = float(found[1])
+    if number > _LARGEST:
+        raise UsageError(f"{what}: {text!r} is too large")
+    return number, found[2]
 
 
 def parse_bytes(text: str) -> int:

@@ -514,7 +514,8 @@ def test_hundreds_of_saves_keep_everything_flat(tmp_path: Path, runtime: Path) -
     state = {"w": torch.ones(100), "rng": forebay.per_rank(forebay.rng())}
 
     def counts(pid: int | str) -> tuple[int, int]:
-        return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+        home = Path(f"/proc/{pid}")
+        return len(list((home / "fd").iterdir())), len(list((home / "task").iterdir()))
 
     with forebay.Checkpointer(tmp_path / "run", keep=forebay.Keep(last=2)) as checkpointer:
         for step in range(20):

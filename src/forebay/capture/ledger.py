@@ -111,8 +111,8 @@ class Ledger:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise errors.DeadlineError(
-                        f"step {line.step}: not {tier} after {timeout_s:g} s: it is {line.phase.value}; "
-                        f"node agent: {self.agent}"
+                        f"step {line.step}: not {tier} after {timeout_s:g} s: it is "
+                        f"{line.phase.value}; node agent: {self.agent}"
                     )
                 self._changed.wait(min(left, 1.0))
 

@@ -118,17 +118,19 @@ def parameter_names(state: Any) -> dict[int, str]:
     return found
 
 
-def stateful(item: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The modules and optimizers of a state, with their paths."""
+def stateful(item: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """The modules and optimizers of a state, with their paths. Raises StateError for a cycle."""
+    if depth > tree.MAX_DEPTH:
+        raise StateError(f"{path}: nested deeper than {tree.MAX_DEPTH}: a reference to itself?")
     item, _ = unwrap(item)
     if isinstance(item, torch.nn.Module) or is_optimizer(item):
         yield path, item
     elif type(item) in (dict, OrderedDict):
         for key, child in item.items():
-            yield from stateful(child, paths.join(path, key))
+            yield from stateful(child, paths.join(path, key), depth + 1)
     elif type(item) in (list, tuple):
         for position, child in enumerate(item):
-            yield from stateful(child, paths.join(path, paths.Position(position)))
+            yield from stateful(child, paths.join(path, paths.Position(position)), depth + 1)
 
 
 def plain_state(item: Any) -> Any:
@@ -140,6 +142,11 @@ def plain_state(item: Any) -> Any:
     if hasattr(item, "state_dict") and hasattr(item, "load_state_dict"):
         return item.state_dict()
     return item
+
+
+def viewable(array: np.ndarray[Any, Any]) -> bool:
+    """True when torch can use the array's own memory: writable, and not run through backwards."""
+    return array.flags.writeable and min(array.strides, default=0) >= 0
 
 
 def has_state(item: object) -> bool:

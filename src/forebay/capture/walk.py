@@ -31,6 +31,7 @@ from forebay.capture.state import (
     parameter_names,
     plain_state,
     stateful,
+    viewable,
 )
 from forebay.errors import StateError
 from forebay.format import paths, tree
@@ -86,7 +87,7 @@ class _Walk:
         """Walk what an object gives as its state, or anything else as it is."""
         entries = self.found.own if own else self.found.common
         if is_optimizer(item):
-            self._note_slots(names_of(item, self.names, path), path, item.state)
+            self._note_slots(names_of(item, self.names, path), path, own, item.state)
             item = named_state(item, self.names, path)
         else:
             item = plain_state(item)
@@ -137,15 +138,16 @@ class _Walk:
         self._seen.update(known.marks)
         if known.mesh:
             self.found.meshes[paths.component(path)] = known.mesh
-        self._note_slots(((name, p, 0) for name, p in known.parameters), path, None)
+        rows = ((name, parameter, 0) for name, parameter in known.parameters)
+        self._note_slots(rows, path, known.own, None)
 
     def _note_slots(
-        self, rows: Iterable[tuple[str | int, Any, int]], path: str, slots: Any
+        self, rows: Iterable[tuple[str | int, Any, int]], path: str, own: bool, slots: Any
     ) -> None:
         """Note whose state stands where, and with ``slots`` who has none yet."""
         home = paths.join(path, "state")
         for name, parameter, _ in rows:
-            leaf = self._seen.get(id(parameter))
+            leaf = self._seen.get((id(parameter), own))
             if leaf is not None:
                 self.found.slots_of[paths.join(home, name)] = leaf
                 if slots is not None and not slots.get(parameter):
@@ -158,7 +160,7 @@ class _Walk:
                 "convert it to a native numeric dtype"
             )
         try:
-            tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+            tensor = torch.from_numpy(array if viewable(array) else array.copy())
         except TypeError:
             raise StateError(
                 f"{path}: a numpy array of dtype {array.dtype} cannot be saved; "
@@ -203,14 +205,15 @@ class _Walk:
     ) -> str:
         """The path that stores the bytes: an earlier one when it is the same tensor or memory.
 
-        Identity comes first: an empty shard has no memory to compare.
+        Identity comes first: an empty shard has no memory to compare. What is per rank is never
+        tied to what is held in common: ``sign`` begins with which of the two it is.
         """
-        known = self._seen.get(id(whole))
+        known = self._seen.get((id(whole), sign[0]))
         if known is not None:
             return known
         self._wholes[path] = whole
         if local.numel():
             memory = (local.data_ptr(), local.stride(), sign)
             path = self._seen.setdefault(memory, path)
-        self._seen[id(whole)] = path
+        self._seen[id(whole), sign[0]] = path
         return path

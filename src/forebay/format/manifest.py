@@ -10,7 +10,7 @@ import re
 
 import msgspec
 
-from forebay.errors import FormatError
+from forebay.errors import FormatError, UsageError
 from forebay.format import names
 from forebay.format.digests import digest
 
@@ -93,7 +93,12 @@ def read_manifest(data: bytes, name: str = "manifest") -> Manifest:
 
 def _check(manifest: Manifest, name: str) -> None:
     step, attempt = manifest.step, manifest.attempt
-    names.check_step(step)
+    try:
+        names.attempt_prefix(step, attempt)
+    except UsageError as error:
+        raise FormatError(f"{name}: {error}") from None
+    if manifest.nodes != len(manifest.records):
+        raise FormatError(f"{name}: its records are not one for each of {manifest.nodes} nodes")
     expected = [names.record_key(step, attempt, node) for node in range(manifest.nodes)]
     if [ref.key for ref in manifest.records] != expected:
         raise FormatError(f"{name}: its records are not one for each of {manifest.nodes} nodes")

@@ -189,7 +189,7 @@ def read_message(body: bytes) -> Message:
     """Parse one message. Raises FormatError."""
     try:
         return _DECODER.decode(body)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise FormatError(f"message: {error}") from None
 
 

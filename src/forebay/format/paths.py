@@ -30,15 +30,26 @@ def write_part(key: object) -> str:
         return f"#{key}"
     if type(key) is float:
         return f"#{key.hex()}"
-    if type(key) is str:
+    if type(key) is str and _storable(key):
         text = key.replace("~", "~0").replace("/", "~1")
         if text == "":
             return "~3"
         return "~2" + text[1:] if text.startswith("#") else text
     raise StateError(
-        f"key {key!r} has type {type(key).__name__}; keys of a state may be str, int, float, bool "
-        "or None: convert it before save"
+        f"key {key!r} has type {type(key).__name__}; keys of a state may be str (valid Unicode), "
+        "int, float, bool or None: convert it before save"
     )
+
+
+def _storable(text: str) -> bool:
+    """False for text with lone surrogates, which UTF-8 cannot write."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_part(part: str) -> Key:
@@ -53,7 +64,7 @@ def read_part(part: str) -> Key:
             if text in ("inf", "-inf", "nan") or "0x" in text:
                 return float.fromhex(text)
             return int(text)
-        except ValueError:
+        except (ValueError, OverflowError):
             raise FormatError(f"path: part {part!r} is not a key of a known type") from None
     if part == "~3":
         return ""

@@ -129,7 +129,7 @@ def read_header(header: bytes, file_bytes: int, name: str = "image") -> list[Ent
         raise FormatError(f"{name}: header cut at {len(header)} of {end} bytes")
     try:
         found = msgspec.json.decode(header[8:end], type=dict[str, dict[str, object]])
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise FormatError(
             f"{name}: header is not the JSON of a safetensors file: {error}"
         ) from None

@@ -188,6 +188,6 @@ def read_ticket(control: bytes | memoryview, words: Words, name: str) -> tuple[L
     try:
         layout = msgspec.msgpack.decode(control[WORD_BYTES:middle], type=Layout)
         stamp = msgspec.msgpack.decode(control[middle : middle + words.stamp_bytes], type=Stamp)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise FormatError(f"{name}: not a ticket: {error}") from None
     return layout, stamp

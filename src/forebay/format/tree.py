@@ -19,6 +19,8 @@ import msgspec
 from forebay.errors import FormatError, StateError
 
 MAX_DEPTH = 64
+_MAX_DIGITS = 4000  # of an integer: Python itself refuses to parse many more
+_MAX_BITS = 13_000  # below so many digits
 
 
 class Container(msgspec.Struct, tag="c", array_like=True, frozen=True):
@@ -94,6 +96,8 @@ def encode_value(value: object, path: str) -> bytes:
         raise StateError(
             f"{path}: nested deeper than {MAX_DEPTH}: a reference to itself?"
         ) from None
+    except UnicodeEncodeError:
+        raise StateError(f"{path}: a text in it is not valid Unicode: save it as bytes") from None
 
 
 def decode_value(data: bytes, path: str, named: Callable[[Named], Any] | None = None) -> Any:
@@ -104,7 +108,7 @@ def decode_value(data: bytes, path: str, named: Callable[[Named], Any] | None = 
     try:
         raw = msgspec.msgpack.decode(data, type=Any)
         return _unpack(raw, named or (lambda constant: constant), 0)
-    except (msgspec.DecodeError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, TypeError, LookupError, RecursionError) as error:
         raise FormatError(f"{path}: not an encoded value: {error}") from None
 
 
@@ -116,6 +120,8 @@ def _pack(value: object, path: str, depth: int) -> object:
         return value
     if kind is int:
         assert isinstance(value, int)
+        if value.bit_length() > _MAX_BITS:
+            raise StateError(f"{path}: an integer of {value.bit_length()} bits: save it as bytes")
         return value if -(2**63) <= value < 2**63 else ["int", str(value)]
     if kind is complex:
         assert isinstance(value, complex)
@@ -155,17 +161,19 @@ def _unpack(raw: Any, named: Callable[[Named], Any], depth: int) -> Any:
     if depth > 4 * MAX_DEPTH:
         raise ValueError("nested too deeply")
     if not isinstance(raw, list):
-        if isinstance(raw, dict):
-            raise ValueError("a bare map has no place here")
+        if raw is not None and type(raw) not in (bool, int, float, str, bytes):
+            raise ValueError(f"a bare {type(raw).__name__} has no place here")
         return raw
     tag = raw[0]
     if tag == "int":
-        if len(raw[1]) > 4000:
+        if len(raw[1]) > _MAX_DIGITS:
             raise ValueError("integer too long")
         return int(raw[1])
     if tag == "complex":
         return complex(raw[1], raw[2])
     if tag == "bytearray":
+        if type(raw[1]) is not bytes:
+            raise ValueError("a bytearray is not of bytes")
         return bytearray(raw[1])
     if tag in ("list", "tuple", "set", "frozenset"):
         items = [_unpack(item, named, depth + 1) for item in raw[1]]

@@ -182,7 +182,7 @@ class Binder:
             return lambda: (item.load_state_dict(build()), item)[1]
         if isinstance(item, torch.Tensor):
             return self._tensor(item, path, own, stored)
-        if isinstance(item, np.ndarray) and item.flags.writeable:
+        if isinstance(item, np.ndarray) and walking.viewable(item):
             return self._array(item, path, own, stored)
         if type(item) in (dict, OrderedDict):
             if not item and path:

@@ -1,0 +1,231 @@
+"""Records of all nodes: waited for, and refused unless they make one checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from forebay.commit.gather import Checked, Gathered, check_records, read_one, wait_for_records
+from forebay.errors import ConflictError, DeadlineError, FormatError, IncompleteError
+from forebay.format import names
+from forebay.format.record import Record, write_record
+from forebay.format.slices import Box
+from forebay.storage.memory import MemoryStore
+from tests.build import (
+    ATTEMPT,
+    STEP,
+    B,
+    Rank,
+    W,
+    entries_of,
+    put_nodes,
+    put_record,
+    record_of,
+    two_nodes,
+)
+
+
+def gathered(store: MemoryStore, nodes: int = 2) -> list[Gathered]:
+    found = [read_one(store, STEP, ATTEMPT, node) for node in range(nodes)]
+    assert None not in found
+    return found  # type: ignore[return-value]
+
+
+def check(nodes: list[dict[int, Rank]]) -> Checked:
+    store = MemoryStore()
+    put_nodes(store, nodes)
+    return check_records(store, gathered(store, len(nodes)))
+
+
+def test_a_good_checkpoint() -> None:
+    found = check(two_nodes())
+    assert [entry.path for entry in found.entries] == ["", "w", "b", "step"]
+    assert sorted((s.slice.key.fqn, s.rank) for s in found.stored) == [
+        ("b", 0),
+        ("w", 0),
+        ("w", 1),
+    ]
+    assert found.first.node == 0
+
+
+class Clock:
+    """Time that passes only in sleep; ``then`` runs when it does."""
+
+    def __init__(self, then: dict[int, Any] | None = None) -> None:
+        self.now, self.slept, self.then = 0.0, 0, then or {}
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+        self.slept += 1
+        self.then.get(self.slept, lambda: None)()
+
+
+def wait(store: MemoryStore, clock: Clock, *, nodes: int, timeout_s: float) -> list[Gathered]:
+    return wait_for_records(
+        store,
+        STEP,
+        ATTEMPT,
+        nodes=nodes,
+        timeout_s=timeout_s,
+        clock=clock.time,
+        sleep=clock.sleep,
+    )
+
+
+def test_records_are_taken_as_they_arrive() -> None:
+    store, ready = MemoryStore(), MemoryStore()
+    records = put_nodes(ready, two_nodes())
+    clock = Clock(
+        {2: lambda: put_record(store, records[1]), 4: lambda: put_record(store, records[0])}
+    )
+    found = wait(store, clock, nodes=2, timeout_s=60)
+    assert [one.record for one in found] == records
+    assert clock.slept == 4
+
+
+def test_a_missing_node_is_named_at_the_deadline() -> None:
+    store = MemoryStore()
+    put_record(store, put_nodes(MemoryStore(), two_nodes())[0])
+    clock = Clock()
+    with pytest.raises(
+        DeadlineError, match="step 7, attempt first: no record of nodes 1 after 30 s"
+    ):
+        wait(store, clock, nodes=2, timeout_s=30)
+    assert clock.now == pytest.approx(30)
+    with pytest.raises(DeadlineError, match="0, 1, 2, 3, 4, 5, 6, 7 and 12 more after 0 s"):
+        wait(MemoryStore(), Clock(), nodes=20, timeout_s=0)
+
+
+def test_a_record_in_another_s_place_is_refused() -> None:
+    store = MemoryStore()
+    record = put_nodes(MemoryStore(), two_nodes())[1]
+    store.put(names.record_key(STEP, ATTEMPT, 0), write_record(record))
+    with pytest.raises(ConflictError, match="belongs to another"):
+        read_one(store, STEP, ATTEMPT, 0)
+    store = MemoryStore()
+    store.put(names.record_key(STEP, ATTEMPT, 0), b"nothing")
+    with pytest.raises(FormatError):
+        read_one(store, STEP, ATTEMPT, 0)
+
+
+def changed(node: int, **fields: Any) -> list[Gathered]:
+    store = MemoryStore()
+    put_nodes(store, two_nodes())
+    found = gathered(store)
+    record = msgspec.structs.replace(found[node].record, **fields)
+    found[node] = Gathered(ref=found[node].ref, record=record)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("what", "value"),
+    [("run", "/other"), ("world_size", 3), ("nodes", 3), ("attempt", "b"), ("step", 8)],
+)
+def test_records_of_different_runs_conflict(what: str, value: object) -> None:
+    with pytest.raises(ConflictError, match=f"node 1 has {what}"):
+        check_records(MemoryStore(), changed(1, **{what: value}))
+
+
+def test_missing_nodes_are_named() -> None:
+    store = MemoryStore()
+    put_nodes(store, two_nodes())
+    for some in (gathered(store)[:1], gathered(store)[::-1]):
+        with pytest.raises(IncompleteError, match=r"records of nodes .*, expected all of 2"):
+            check_records(store, some)
+
+
+def one_node(ranks: dict[int, Rank], world_size: int) -> Record:
+    return record_of(ranks, store=MemoryStore(), world_size=world_size)
+
+
+def test_a_missing_rank_is_named() -> None:
+    with pytest.raises(IncompleteError, match="world size 4, no shard of ranks 2, 3"):
+        check_records(
+            MemoryStore(),
+            [
+                Gathered(ref=None, record=r)
+                for r in [one_node(two_nodes()[0] | two_nodes()[1], 4)]  # type: ignore[arg-type]
+            ],
+        )
+
+
+def test_a_rank_on_two_nodes_is_refused() -> None:
+    store = MemoryStore()
+    ranks = two_nodes()
+    records = [
+        record_of(r, store=store, node=n, nodes=2, world_size=2)
+        for n, r in enumerate([ranks[0] | ranks[1], ranks[1]])
+    ]
+    with pytest.raises(IncompleteError, match="ranks 1 twice"):
+        check_records(store, [Gathered(ref=None, record=r) for r in records])  # type: ignore[arg-type]
+
+
+def test_a_missing_shard_and_one_of_another_size() -> None:
+    store = MemoryStore()
+    put_nodes(store, two_nodes())
+    key = names.shard_key(STEP, ATTEMPT, 1, 1)
+    data = store.get(key, max_bytes=1 << 20)
+    store.delete(key)
+    with pytest.raises(IncompleteError, match=f"shard {key} of rank 1 is missing"):
+        check_records(store, gathered(store))
+    for wrong in (data[:-1], data + b"x"):
+        store.put(key, wrong)
+        with pytest.raises(IncompleteError, match=f"has {len(wrong)} bytes, its record says"):
+            check_records(store, gathered(store))
+        store.delete(key)
+    store.put(key, data)
+    check_records(store, gathered(store))
+
+
+def test_a_rank_without_tensors_needs_no_shard() -> None:
+    ranks = {
+        0: Rank(entries=entries_of(("w", W))).part("w", W),
+        1: Rank(entries=entries_of(("w", W))),
+    }
+    assert len(check([ranks]).stored) == 1
+
+
+def test_values_that_differ_are_refused_over_nodes() -> None:
+    nodes = two_nodes()
+    nodes[1][1].entries = entries_of(("w", W), ("b", B), step=8)
+    with pytest.raises(ConflictError, match=r"step: differs between rank 0 \(7\) and rank 1 \(8\)"):
+        check(nodes)
+
+
+def test_overlaps_and_holes_are_refused_over_nodes() -> None:
+    nodes = two_nodes()
+    nodes[1][1].parts[0] = ("w", W, Box((3, 0), (5, 4)), None)
+    with pytest.raises(ConflictError, match=r"w: ranks \[0, 1\] stored overlapping"):
+        check(nodes)
+    nodes = two_nodes()
+    nodes[1][1].parts[0] = ("w", W, Box((5, 0), (3, 4)), None)
+    with pytest.raises(IncompleteError, match="w: 4 of 32 elements"):
+        check(nodes)
+
+
+def test_an_own_tensor_that_was_not_stored_is_refused() -> None:
+    nodes = two_nodes()
+    own = entries_of(("rng", B))
+    nodes[1][1].own = own[1:]
+    with pytest.raises(IncompleteError, match=r"rng \(rank 1\): 5 of 5"):
+        check(nodes)
+    nodes[1][1].part("rng", B, owner=1)
+    assert len(check(nodes).stored) == 4
+
+
+def test_replicas_that_differ_are_refused_whoever_wrote_them() -> None:
+    nodes = two_nodes()
+    nodes[1][1].part("b", B + 1)
+    nodes[1][1].witnesses = []
+    with pytest.raises(ConflictError, match="b: rank 0 and rank 1 stored different bytes"):
+        check(nodes)
+    nodes = two_nodes()
+    nodes[1][1].witnesses[0] = msgspec.structs.replace(nodes[1][1].witnesses[0], digest="00" * 32)
+    with pytest.raises(ConflictError, match="b: rank 0 and rank 1 hold different"):
+        check(nodes)

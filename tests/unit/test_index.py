@@ -1,0 +1,137 @@
+"""The index: comes back, and a reader of few tensors reads few row groups."""
+
+from __future__ import annotations
+
+import io
+import random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.errors import FormatError
+from forebay.format import index
+from forebay.format.index import read_index, write_index
+from forebay.format.record import Stored
+from forebay.format.slices import Box, Slice, TensorKey
+
+
+def stored(fqn: str, *, rank: int = 0, at: int = 0, owner: int | None = None) -> Stored:
+    piece = Slice(TensorKey(fqn, owner), "float32", (8, 4), Box((at, 0), (4, 4)))
+    seal = bytes([rank, at]) * 16
+    blocks = (seal, seal[::-1]) if at else ()
+    return Stored(piece, f"file-{rank}", 4096 + at, seal, blocks, rank)
+
+
+def many(count: int) -> list[Stored]:
+    return [stored(f"layer.{n:05d}", rank=at // 4, at=at) for n in range(count) for at in (0, 4)]
+
+
+def test_slices_come_back_sorted() -> None:
+    scalar = Slice(TensorKey("a"), "bfloat16", (), Box((), ()))
+    rows = [
+        stored("b", at=4),
+        stored("b"),
+        stored("own", owner=1, rank=1),
+        stored("own", owner=0),
+        Stored(scalar, "f", 4096, bytes(32), (), 3),
+    ]
+    mixed = rows[:]
+    random.Random(1).shuffle(mixed)
+    found = list(read_index(write_index(mixed)))
+    assert found == [rows[4], rows[1], rows[0], rows[3], rows[2]]
+    assert write_index(mixed) == write_index(rows)
+
+
+def test_only_what_was_asked_for() -> None:
+    data = write_index(many(10))
+    found = list(read_index(data, ["layer.00003", "layer.00007", "nowhere"]))
+    assert {s.slice.key.fqn for s in found} == {"layer.00003", "layer.00007"}
+    assert len(found) == 4
+    assert list(read_index(data, [])) == []
+
+
+def test_few_row_groups_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "ROW_GROUP_ROWS", 16)
+    data = write_index(many(200))
+    assert pq.ParquetFile(io.BytesIO(data)).num_row_groups == 25
+    read: list[int] = []
+
+    class Counting(pq.ParquetFile):  # type: ignore[misc]
+        def read_row_group(self, group: int, *args: object, **kwargs: object) -> pa.Table:
+            read.append(group)
+            return super().read_row_group(group, *args, **kwargs)
+
+    monkeypatch.setattr(pq, "ParquetFile", Counting)
+    assert len(list(read_index(data, ["layer.00000"]))) == 2
+    assert read == [0]
+    read.clear()
+    assert len(list(read_index(data, ["layer.00199", "layer.00101"]))) == 4
+    assert read == [12, 24]
+    read.clear()
+    assert len(list(read_index(data))) == 400
+    assert len(read) == 25
+
+
+def test_a_slice_over_two_groups_is_found_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "ROW_GROUP_ROWS", 3)
+    data = write_index(many(9))
+    for n in range(9):
+        assert len(list(read_index(data, [f"layer.{n:05d}"]))) == 2
+
+
+def test_an_index_of_nothing() -> None:
+    assert list(read_index(write_index([]))) == []
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused(data: bytes) -> None:
+    with pytest.raises(FormatError, match=r"^x: "):
+        list(read_index(data, None, "x"))
+
+
+def test_every_cut_is_refused() -> None:
+    data = write_index(many(3))
+    for cut in range(0, len(data), 7):
+        with pytest.raises(FormatError):
+            list(read_index(data[:cut]))
+
+
+def table_of(data: bytes) -> pa.Table:
+    return pq.read_table(io.BytesIO(data))
+
+
+def written(table: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    return sink.getvalue()
+
+
+def test_another_table_is_refused() -> None:
+    with pytest.raises(FormatError, match="version 1"):
+        list(read_index(written(pa.table({"fqn": ["a"]}))))
+    table = table_of(write_index(many(2)))
+    assert list(read_index(written(table))) == many(2)
+    with pytest.raises(FormatError, match="columns"):
+        list(read_index(written(table.drop_columns(["digest"]))))
+    with pytest.raises(FormatError, match="version 1"):
+        list(read_index(written(table.replace_schema_metadata({b"forebay.index": b"2"}))))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "why"),
+    [
+        ("nbytes", pa.array([63] * 4), "expected 64"),
+        ("start", pa.array([-1] * 4), "expected"),
+        ("sizes", pa.array([[9, 4]] * 4), "does not lie inside"),
+        ("offsets", pa.array([[0]] * 4), "does not lie inside"),
+        ("dtype", pa.array(["int3"] * 4), "int3"),
+    ],
+)
+def test_rows_that_lie_are_refused(column: str, value: pa.Array, why: str) -> None:
+    table = table_of(write_index(many(2)))
+    place = table.schema.get_field_index(column)
+    with pytest.raises(FormatError, match=why):
+        list(read_index(written(table.set_column(place, column, value))))

@@ -194,3 +194,14 @@ def test_garbage_is_refused(body: bytes, more: int) -> None:
     except FormatError:
         return
     assert sum(e.nbytes for e in found) == more
+
+
+def test_names_that_would_meet_are_told_apart() -> None:
+    def piece(fqn: str, offset: int) -> Slice:
+        return Slice(TensorKey(fqn), "float32", (4,), Box((offset,), (2,)))
+
+    whole = Slice(TensorKey("w@0"), "float32", (2,), Box((0,), (2,)))
+    reserved = Slice(TensorKey("__metadata__"), "float32", (2,), Box((0,), (2,)))
+    image = plan_image([piece("w", 0), piece("w", 2), whole, reserved], {})
+    assert len({placed.name for placed in image.placed} - {"__metadata__"}) == 4
+    assert len(read_header(image.header, image.total_bytes)) == 4

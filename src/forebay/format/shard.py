@@ -89,8 +89,8 @@ def plan_image(pieces: Iterable[Slice], metadata: dict[str, str]) -> Image:
     ranges: list[tuple[Slice, str, int]] = []
     for piece in kept:
         name = _entry_name(piece, count[piece.key.fqn] == 1)
-        if name in header:
-            raise FormatError(f"image: two slices would be named {name!r}")
+        while name in header:  # "w@0" may be a path of its own; a record goes by bytes, not names
+            name += "~"
         tag, shape = _tag_and_shape(piece)
         header[name] = {"dtype": tag, "shape": shape, "data_offsets": [at, at + piece.nbytes]}
         ranges.append((piece, name, at))

@@ -13,6 +13,7 @@ from forebay.errors import MismatchError
 from forebay.format import tree
 from forebay.format.manifest import Manifest
 from forebay.format.record import Record, Stored, stored_slices
+from forebay.format.slices import TensorKey
 from forebay.restore.fetch import Fetched, fetch
 from forebay.restore.fill import Binder
 from forebay.restore.reads import Want, plan_reads
@@ -137,9 +138,14 @@ class Session:
     def _slices(self, wants: list[Want]) -> Iterator[Stored]:
         """Stored slices that cover the wants: this rank's own, and the index where they do not."""
         needed = {want.key for want in wants if want.box.elements}
-        mine = [s for s in self._own_slices() if s.slice.key in needed]
-        open_keys = {want.key for want in wants if not _covered(want, mine)}
-        yield from (s for s in mine if s.slice.key not in open_keys)
+        mine: dict[TensorKey, list[Stored]] = {}
+        for stored in self._own_slices():
+            if stored.slice.key in needed:
+                mine.setdefault(stored.slice.key, []).append(stored)
+        open_keys = {want.key for want in wants if not _covered(want, mine.get(want.key, []))}
+        for key, slices in mine.items():
+            if key not in open_keys:
+                yield from slices
         if open_keys:
             fqns = sorted({key.fqn for key in open_keys})
             for stored in self._catalog.slices(self._manifest, fqns):
@@ -152,7 +158,7 @@ class Session:
 
 
 def _covered(want: Want, stored: list[Stored]) -> bool:
-    met = (want.box.meet(s.slice.box) for s in stored if s.slice.key == want.key)
+    met = (want.box.meet(s.slice.box) for s in stored)
     return sum(box.elements for box in met if box is not None) == want.box.elements
 
 

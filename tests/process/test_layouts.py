@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import forebay
 from tests.process.conftest import Ranks
 
 WORLDS = (1, 2, 3, 5, 7)
@@ -27,11 +28,27 @@ def test_saved_on_four_ranks_restores_on_any_number(
 def test_layouts_exchange_their_checkpoints(
     tmp_path: Path, start_ranks: Callable[..., Ranks]
 ) -> None:
-    for number, (layout, other) in enumerate([("hsdp", "fsdp_tp"), ("fsdp_tp", "hsdp")]):
+    pairs = [("hsdp", "fsdp_tp"), ("fsdp_tp", "plain"), ("plain", "hsdp")]
+    for number, (layout, other) in enumerate(pairs):
         url = str(tmp_path / f"run-{number}")
         saved = start_ranks("save_trained", 4, url=url, layout=layout, step=3).wait()[0]
         loaded = start_ranks("load_trained", 4, url=url, layout=other, step=3).wait()[0]
         assert loaded == saved, f"{layout} into {other}"
+
+
+def test_replicas_are_divided_among_their_holders(
+    tmp_path: Path, start_ranks: Callable[..., Ranks]
+) -> None:
+    """Plain replicated tensors: stored once in all, by several ranks, optimizer state included."""
+    url = str(tmp_path / "run")
+    saved = start_ranks("save_trained", 4, url=url, layout="plain", step=3).wait()[0]
+    run = forebay.open(url)
+    stored = list(run.catalog.slices(run.manifest(3)))
+    assert len({piece.rank for piece in stored}) > 1
+    written = sum(piece.nbytes for piece in stored)
+    assert written == sum(len(data) // 2 for data in saved.values())
+    images = sum(p.stat().st_size for p in (tmp_path / "run" / "data").rglob("*.safetensors"))
+    assert images < written + 4 * 16 * 4096, "no rank wrote what another one wrote"
 
 
 def test_same_layout_on_two_nodes(tmp_path: Path, start_ranks: Callable[..., Ranks]) -> None:
@@ -45,8 +62,6 @@ def test_one_process_without_torch_distributed_reads_it_too(
     tmp_path: Path, start_ranks: Callable[..., Ranks]
 ) -> None:
     import numpy as np
-
-    import forebay
 
     url = str(tmp_path / "run")
     saved = start_ranks("save_trained", 2, url=url, layout="fsdp", step=3).wait()[0]

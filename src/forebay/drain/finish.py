@@ -14,7 +14,7 @@ from forebay.drain.job import Snapshot
 from forebay.drain.seal import build_record, put_record
 from forebay.drain.snapshots import Snapshots
 from forebay.drain.work import Stopped, Work
-from forebay.errors import ConflictError, DeadlineError, ForebayError
+from forebay.errors import ConflictError, DeadlineError, ForebayError, IncompleteError
 from forebay.format import names
 from forebay.format.messages import AgentConfig, Phase
 from forebay.storage.store import Store
@@ -78,6 +78,7 @@ class Finisher:
         nodes = next(iter(snapshot.parts.values())).layout.nodes
         work = self._gather if self._config.node == 0 else self._await_manifest
         try:
+            await self._work.commit(self._require_own_record, snapshot.step, snapshot.attempt)
             await self._work.commit(work, snapshot.step, snapshot.attempt, nodes)
         except Stopped:
             return
@@ -88,6 +89,15 @@ class Finisher:
         else:
             self._snapshots.end(snapshot, Phase.COMMITTED)
             await self._retain()
+
+    def _require_own_record(self, step: int, attempt: str) -> None:
+        """Raise IncompleteError when what this node sealed is gone again: nobody need wait for it.
+
+        A journal may be older than what retention deleted since.
+        """
+        key = names.record_key(step, attempt, self._config.node)
+        if self._durable.head(key) is None:
+            raise IncompleteError(f"step {step}: {key} was sealed and is gone: deleted since")
 
     def _gather(self, step: int, attempt: str, nodes: int) -> None:
         timeout_s, clock = self._config.gather_timeout_s, self._clock(attempt)

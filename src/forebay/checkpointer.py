@@ -222,7 +222,7 @@ class Checkpointer:
         job = self._open_job()
         older_than: int | None = None
         while True:
-            manifest = self._choose(job, step, older_than, timeout_s)
+            manifest = self._choose(job, step, older_than, timeout_s, fallback=fallback)
             if manifest is None:
                 self.prepare(state_dict)
                 return None
@@ -410,7 +410,13 @@ class Checkpointer:
         )
 
     def _choose(
-        self, job: Membership, step: int | None, older_than: int | None, timeout_s: float
+        self,
+        job: Membership,
+        step: int | None,
+        older_than: int | None,
+        timeout_s: float,
+        *,
+        fallback: bool,
     ) -> Manifest | None:
         """The manifest to restore, chosen by rank 0 and sent to all; None when there is none."""
         alone = not agree.group_is_up()
@@ -424,7 +430,8 @@ class Checkpointer:
             try:
                 if not job.link.settle(timeout_s).settled:
                     emit("restore.not_settled", level=30, waited_s=timeout_s)
-                data = _manifest_bytes(Catalog(job.store), step, older_than)
+                catalog = Catalog(job.store)
+                data = _manifest_bytes(catalog, step, older_than, fallback=fallback)
             except Exception as error:  # noqa: BLE001 - the others wait in the exchange below
                 failure = _as_failure(error)
         failure = self._together(failure)
@@ -447,12 +454,29 @@ def _shown(line: Line) -> dict[str, Any]:
     return {"step": line.step, "phase": line.phase.value, "detail": line.detail}
 
 
-def _manifest_bytes(catalog: Catalog, step: int | None, older_than: int | None) -> bytes:
-    if step is None:
-        steps = [s for s in catalog.steps() if older_than is None or s < older_than]
-        if not steps:
-            if older_than is not None:
-                raise NotFoundError(f"no committed step older than {older_than} is left to try")
-            return b""
-        step = steps[-1]
-    return catalog.manifest_bytes(step)
+def _manifest_bytes(
+    catalog: Catalog, step: int | None, older_than: int | None, *, fallback: bool
+) -> bytes:
+    """The manifest of ``step``, or of the newest below ``older_than``; empty when a run has none.
+
+    With ``fallback``, one that is damaged is passed over and told.
+    """
+    if step is not None:
+        return _intact(catalog, step)
+    steps = catalog.steps()
+    for newest in reversed([s for s in steps if older_than is None or s < older_than]):
+        try:
+            return _intact(catalog, newest)
+        except DamagedError as error:
+            if not fallback:
+                raise
+            emit("restore.fallback", level=30, step=newest, why=error)
+    if steps:
+        raise NotFoundError(f"{catalog.store.url}: no older committed step is left to try")
+    return b""
+
+
+def _intact(catalog: Catalog, step: int) -> bytes:
+    data = catalog.manifest_bytes(step)
+    read_manifest(data, f"{catalog.store.url}/{names.manifest_key(step)}")
+    return data

@@ -167,6 +167,23 @@ def test_a4_wrong_bytes(
     assert torch.equal(target["w"], torch.arange(1000.0))
 
 
+def test_a_damaged_manifest_is_passed_over_only_when_allowed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with forebay.Checkpointer(run) as checkpointer:
+        for step in (1, 2):
+            state = {"w": torch.full((10,), float(step))}
+            checkpointer.save(step, state).wait("durable", TIMEOUT_S)
+    wait_for_agents()
+    manifest = run / "manifests" / f"{2:012d}.json"
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    target = {"w": torch.zeros(10)}
+    with pytest.raises(forebay.FormatError, match=rf"{manifest}.*do not end in a digest"):
+        restored(run, target)
+    assert torch.equal(target["w"], torch.zeros(10))
+    assert restored(run, target, fallback=True) == 1
+    assert torch.equal(target["w"], torch.ones(10))
+
+
 def test_a5_dtype(tmp_path: Path) -> None:
     saved = torch.tensor([1.7, -2.9, 1.0009765])
     save_and_wait(tmp_path / "run", 1, {"w": saved})

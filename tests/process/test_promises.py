@@ -528,3 +528,20 @@ def test_hundreds_of_saves_keep_everything_flat(tmp_path: Path, runtime: Path) -
         assert after == before
         assert len(checkpointer._ledger._lines) <= 260
     assert forebay.open(tmp_path / "run").steps()[-1] == 319
+
+
+def test_names_in_shared_memory_that_somebody_removed(tmp_path: Path, runtime: Path) -> None:
+    """The mappings live on; only the names are gone. systemd's RemoveIPC does this at a logout."""
+    state = {"w": torch.zeros(1000)}
+    with forebay.Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save(1, state).wait("durable", TIMEOUT_S)
+        (pid,) = agent_pids(runtime)
+        for path in runtime.rglob("*"):
+            if path.is_file() or path.is_socket():
+                path.unlink()
+        for step in (2, 3, 4):
+            state["w"].fill_(step)
+            checkpointer.save(step, state).wait("durable", TIMEOUT_S)
+    poll(lambda: pid not in agent_pids(runtime), "the agent to end")
+    run = forebay.open(tmp_path / "run")
+    assert [run.read(step, "w")[0] for step in run.steps()] == [0, 2, 3, 4]

@@ -39,6 +39,17 @@ class Ticket:
     stamp: Stamp
 
 
+def rank_of(name: str) -> str:
+    """The rank's part of an arena's file name."""
+    return name.partition(".")[0]
+
+
+def _generation(name: str) -> int:
+    """Which of a rank's arenas it is, by its file name."""
+    text = name.split(".")[1]
+    return int(text) if text.isdigit() else -1
+
+
 class Slots:
     """All arenas of a job's directory, mapped as they appear. Used by the agent's loop."""
 
@@ -49,10 +60,17 @@ class Slots:
         self._taken: dict[tuple[str, int], int] = {}
 
     def refresh(self) -> None:
-        """Map arenas that are new and drop those whose file is gone or is another one."""
+        """Map arenas that are new and drop those that another one has replaced.
+
+        A rank's last arena stays mapped when its file is gone: the trainer still fills it, whoever
+        removed the name (systemd does, for users who log out, unless told not to).
+        """
         found = {path.name: path for path in self._directory.glob("rank-*.arena")}
+        newest = {rank_of(name): name for name in sorted({*found, *self._maps}, key=_generation)}
         for name in list(self._maps):
-            if name not in found or _inode(found[name]) != self._maps[name][3]:
+            replaced = name in found and _inode(found[name]) != self._maps[name][3]
+            dropped = name not in found and newest[rank_of(name)] != name
+            if replaced or dropped:
                 self._unmap(name)
         for name, path in found.items():
             if name not in self._maps:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from forebay.errors import DamagedError, ForebayError, NotFoundError, StoreError
+from forebay.errors import DamagedError, DeadlineError, NotFoundError, StoreError
 from forebay.format.digests import BLOCK_BYTES, digest
 from forebay.format.dtypes import element_type
 from forebay.format.slices import Box
-from forebay.restore.reads import Batch, Read, ReadPlan
+from forebay.restore.reads import Batch, Read, ReadPlan, dense_boxes
 from forebay.restore.report import SourceShare
 from forebay.restore.source import Source
 from forebay.watch.events import emit
@@ -96,7 +96,7 @@ class _Work:
             except NotFoundError:
                 told.append(f"{source.name}: not there")
                 continue
-            except (DamagedError, StoreError) as error:
+            except (DamagedError, StoreError, DeadlineError) as error:
                 told.append(f"{source.name}: {error}")
                 with self.lock:
                     self.bad.append(told[-1])
@@ -120,11 +120,12 @@ class _Work:
                 continue
             want = self.plan.wants[piece.want]
             item = element_type(want.dtype).item_bytes
-            target = _region(self.buffers[piece.want], want.box, piece.box, item)
-            if read.first_block is None:
-                target[...] = _region(data, read.stored.slice.box, piece.box, item)
-            else:
-                _scatter_blocks(read, data, target, piece.box, item)
+            for at, box in dense_boxes(read.stored, read.start - read.stored.start, read.nbytes):
+                common = box.meet(piece.box)
+                if common is not None:
+                    target = _region(self.buffers[piece.want], want.box, common, item)
+                    dense = data[at : at + box.elements * item]
+                    target[...] = _region(dense, box, common, item)
 
 
 def _region(data: memoryview, outer: Box, inner: Box, item: int) -> np.ndarray[Any, Any]:
@@ -132,33 +133,6 @@ def _region(data: memoryview, outer: Box, inner: Box, item: int) -> np.ndarray[A
     dense = np.frombuffer(data, dtype=np.uint8).reshape(*outer.sizes, item)
     at = inner.relative_to(outer)
     return dense[tuple(slice(o, o + n) for o, n in zip(at.offsets, at.sizes, strict=True))]
-
-
-def _scatter_blocks(
-    read: Read,
-    data: memoryview,
-    target: np.ndarray[Any, Any],
-    box: Box,
-    item: int,
-) -> None:
-    """Copy what a span of blocks holds of ``box``: the span begins and ends within rows.
-
-    Works on whole indices of the slice's first dimension that touch the span.
-    """
-    assert read.first_block is not None
-    outer = read.stored.slice.box
-    begin = read.first_block * BLOCK_BYTES
-    inner = box.relative_to(outer)
-    strides = np.cumprod([item, *reversed(outer.sizes[1:])])[::-1]
-    grid = np.zeros(inner.sizes, dtype=np.int64)
-    for dim, (offset, count) in enumerate(zip(inner.offsets, inner.sizes, strict=True)):
-        shape = [1] * len(inner.sizes)
-        shape[dim] = count
-        grid += ((np.arange(count) + offset) * strides[dim]).reshape(shape)
-    held = (grid >= begin) & (grid + item <= begin + read.nbytes)
-    flat = np.frombuffer(data, dtype=np.uint8)
-    places = grid[held] - begin
-    target[held] = flat[places[:, None] + np.arange(item)]
 
 
 def _verify(read: Read, data: memoryview, source: str) -> None:
@@ -198,19 +172,16 @@ def fetch(
     """
     buffers = [allocate(want.nbytes) for want in plan.wants]
     work = _Work(plan, sources, buffers, _Budget(scratch_bytes))
-    failure: ForebayError | None = None
     with ThreadPoolExecutor(threads, thread_name_prefix="fetch") as pool:
-        futures = [pool.submit(work.run, batch) for batch in plan.batches]
-        for future in futures:
-            try:
-                future.result()
-            except ForebayError as error:
-                failure = failure or error
-                for other in futures:
-                    other.cancel()
-                break
-    if failure is not None:
-        raise failure
+        try:
+            futures = [pool.submit(work.run, batch) for batch in plan.batches]
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in futures:
+                if future in done:
+                    future.result()
+        finally:
+            # What has not begun never begins: after a failure, or a Ctrl-C, nobody wants it.
+            pool.shutdown(wait=False, cancel_futures=True)
     return Fetched(
         buffers=buffers,
         by_source=work.shares,

@@ -7,17 +7,19 @@ object are read together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from forebay.errors import MismatchError
 from forebay.format.digests import BLOCK_BYTES
 from forebay.format.dtypes import element_type
 from forebay.format.record import Stored
-from forebay.format.slices import Box, TensorKey, runs_of
+from forebay.format.slices import Box, TensorKey, find_overlap
 
 GAP_BYTES = 64 * 2**10
 BATCH_BYTES = 8 * 2**20
+SPAN_BYTES = 64 * 2**20  # of blocks in one read: bounds scratch, and lets threads share a slice
 _SHOWN = 5
 
 
@@ -71,7 +73,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
-    """All requests, by object and offset; ``bytes_needed`` is what the wants hold."""
+    """All requests, by object and offset.
+
+    ``bytes_needed`` is what the wants hold, ``bytes_read`` what the requests span: whole slices or
+    blocks, and the gaps that are cheaper read than left out.
+    """
 
     wants: tuple[Want, ...]
     batches: tuple[Batch, ...]
@@ -82,7 +88,8 @@ class ReadPlan:
 def plan_reads(wants: Sequence[Want], stored: Iterable[Stored]) -> ReadPlan:
     """Plan the reads that fill every want. Raises MismatchError naming what does not fit.
 
-    ``stored`` slices of one tensor do not overlap, as a commit has checked.
+    That the slices of a tensor do not overlap was checked at the commit, and is again: an overlap
+    could make up for a hole in the count, and the hole would be filled with nothing.
     """
     by_key: dict[TensorKey, list[Stored]] = {}
     for piece in stored:
@@ -98,11 +105,12 @@ def plan_reads(wants: Sequence[Want], stored: Iterable[Stored]) -> ReadPlan:
         raise MismatchError("; ".join(problems[:_SHOWN]) + more)
     reads = [read for piece, parts in needs.values() for read in _reads_of(piece, parts, wants)]
     reads.sort(key=lambda read: (read.stored.key, read.start))
+    batches = tuple(_batches(reads))
     return ReadPlan(
         wants=tuple(wants),
-        batches=tuple(_batches(reads)),
+        batches=batches,
         bytes_needed=sum(want.nbytes for want in wants),
-        bytes_read=sum(read.nbytes for read in reads),
+        bytes_read=sum(batch.nbytes for batch in batches),
     )
 
 
@@ -112,7 +120,7 @@ def _match(
     pieces: list[Stored],
     needs: dict[tuple[str, int], tuple[Stored, list[Piece]]],
 ) -> str | None:
-    found = 0
+    met: list[Box] = []
     for piece in pieces:
         if piece.slice.shape != want.shape:
             return f"{want.key}: shape {want.shape} in the target, {piece.slice.shape} stored"
@@ -120,32 +128,33 @@ def _match(
             return f"{want.key}: dtype {want.dtype} in the target, {piece.slice.dtype} stored"
         common = piece.slice.box.meet(want.box) if want.box.elements else None
         if common is not None:
-            found += common.elements
+            met.append(common)
             needs.setdefault((piece.key, piece.start), (piece, []))[1].append(Piece(number, common))
-    missing = want.box.elements - found
+    twice = find_overlap(met)
+    if twice is not None:
+        return (
+            f"{want.key}: parts {twice[0].offsets}+{twice[0].sizes} and {twice[1].offsets}+"
+            f"{twice[1].sizes} are stored twice, the index is damaged: restore an older step"
+        )
+    missing = want.box.elements - sum(box.elements for box in met)
     if missing:
         return (
             f"{want.key}: {missing} of {want.box.elements} elements of box {want.box.offsets}+"
             f"{want.box.sizes} are stored by no rank"
+            + ("" if pieces else ": the checkpoint has no such tensor")
         )
     return None
 
 
-def _reads_of(stored: Stored, pieces: list[Piece], wants: Sequence[Want]) -> Iterable[Read]:
+def _reads_of(stored: Stored, pieces: list[Piece], wants: Sequence[Want]) -> Iterator[Read]:
     box = stored.slice.box
     whole = [p for p in pieces if p.box == box and wants[p.want].box == box]
     if whole or not stored.blocks:
         direct = whole[0].want if whole else None
         yield Read(stored, stored.start, stored.nbytes, None, tuple(pieces), direct)
         return
-    item = element_type(stored.slice.dtype).item_bytes
-    touched: dict[int, None] = {}
-    for piece in pieces:
-        for start, count in runs_of(piece.box, box):
-            first, last = start * item // BLOCK_BYTES, ((start + count) * item - 1) // BLOCK_BYTES
-            touched.update(dict.fromkeys(range(first, last + 1)))
-    blocks = sorted(touched)
-    if len(blocks) == len(stored.blocks):
+    blocks = [n for n in range(len(stored.blocks)) if _touches(stored, n, pieces)]
+    if len(blocks) == len(stored.blocks) and stored.nbytes <= SPAN_BYTES:
         yield Read(stored, stored.start, stored.nbytes, None, tuple(pieces), None)
         return
     for first, last in _spans(blocks):
@@ -154,17 +163,65 @@ def _reads_of(stored: Stored, pieces: list[Piece], wants: Sequence[Want]) -> Ite
         yield Read(stored, stored.start + begin, end - begin, first, tuple(pieces), None)
 
 
-def _spans(numbers: Sequence[int]) -> Iterable[tuple[int, int]]:
+def _touches(stored: Stored, block: int, pieces: Sequence[Piece]) -> bool:
+    """True when a piece has an element in the block. Works on boxes: a piece may have 10^8 runs."""
+    begin = block * BLOCK_BYTES
+    nbytes = min(BLOCK_BYTES, stored.nbytes - begin)
+    return any(
+        box.meet(piece.box) is not None
+        for _, box in dense_boxes(stored, begin, nbytes)
+        for piece in pieces
+    )
+
+
+def _spans(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First and last of each stretch of consecutive blocks, none above SPAN_BYTES."""
+    most = max(1, SPAN_BYTES // BLOCK_BYTES)
     first = last = numbers[0]
     for number in numbers[1:]:
-        if number != last + 1:
+        if number != last + 1 or number - first == most:
             yield first, last
             first = number
         last = number
     yield first, last
 
 
-def _batches(reads: Sequence[Read]) -> Iterable[Batch]:
+def dense_boxes(stored: Stored, begin: int, nbytes: int) -> Iterator[tuple[int, Box]]:
+    """The boxes that bytes ``begin`` to ``begin + nbytes`` of a slice are, each with its place.
+
+    A range that begins and ends within rows is a few boxes (at most two a dimension), each dense
+    in the slice. Places are in bytes from ``begin``. Blocks begin at whole elements: their size is
+    a multiple of every item's.
+    """
+    item = element_type(stored.slice.dtype).item_bytes
+    outer = stored.slice.box
+    at = 0
+    for box in _cut(outer, (), begin // item, (begin + nbytes) // item):
+        yield at, box
+        at += box.elements * item
+
+
+def _cut(outer: Box, index: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
+    """Elements ``start`` to ``stop`` of the sub-box of ``outer`` at ``index``, in order."""
+    dim = len(index)
+    if dim == len(outer.sizes):
+        yield Box(index, (1,) * dim)
+        return
+    row = math.prod(outer.sizes[dim + 1 :])
+    low, high = -(-start // row), stop // row
+    if low > high:  # within one row
+        yield from _cut(outer, (*index, outer.offsets[dim] + high), start % row, stop - high * row)
+        return
+    if start % row:
+        yield from _cut(outer, (*index, outer.offsets[dim] + low - 1), start % row, row)
+    if low < high:
+        offsets = (*index, outer.offsets[dim] + low, *outer.offsets[dim + 1 :])
+        yield Box(offsets, ((1,) * dim) + (high - low, *outer.sizes[dim + 1 :]))
+    if stop % row:
+        yield from _cut(outer, (*index, outer.offsets[dim] + high), 0, stop % row)
+
+
+def _batches(reads: Sequence[Read]) -> Iterator[Batch]:
     held: list[Read] = []
     for read in reads:
         if held and not _joins(held, read):

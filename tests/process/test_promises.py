@@ -545,3 +545,27 @@ def test_names_in_shared_memory_that_somebody_removed(tmp_path: Path, runtime: P
     poll(lambda: pid not in agent_pids(runtime), "the agent to end")
     run = forebay.open(tmp_path / "run")
     assert [run.read(step, "w")[0] for step in run.steps()] == [0, 2, 3, 4]
+
+
+def test_arguments_go_before_settings(tmp_path: Path) -> None:
+    from forebay.config import Settings
+
+    settings = Settings(slots=3, on_full="wait", keep=forebay.Keep(last=2))
+    one = forebay.Checkpointer(tmp_path / "run", settings=settings)
+    assert one.settings == settings
+    two = forebay.Checkpointer(tmp_path / "run", settings=settings, slots=1)
+    assert (two.settings.slots, two.settings.on_full) == (1, "wait")
+
+
+def test_a_target_that_ties_two_different_tensors_is_refused(tmp_path: Path) -> None:
+    with forebay.Checkpointer(tmp_path / "run") as checkpointer:
+        state = {"a": torch.ones(3), "b": torch.zeros(3), "c": torch.ones(2)}
+        checkpointer.save(1, state).wait("durable", TIMEOUT_S)
+    shared, other = torch.full((3,), 7.0), torch.full((2,), 7.0)
+    with (
+        forebay.Checkpointer(tmp_path / "run") as checkpointer,
+        pytest.raises(forebay.MismatchError, match="the target ties it to a"),
+    ):
+        checkpointer.restore({"c": other, "a": shared, "b": shared})
+    assert (shared == 7).all()
+    assert (other == 7).all()

@@ -50,14 +50,14 @@ class Checkpointer:
     Args:
         url: the durable tier: a directory or ``file://`` URL. Its parent must exist.
         local: directory of the node-local tier (NVMe), or None.
-        slots: images in memory at once; two let a save begin while the last one drains.
-        on_full: what a save does that finds no free slot: ``skip`` it, or ``wait``.
+        slots: images in memory at once; two (the default) let a save begin while one drains.
+        on_full: what a save does that finds no free slot: ``skip`` it (the default), or ``wait``.
         durable_every: every n-th snapshot goes to the durable tier, the others stay near.
         keep: retention of committed checkpoints; None keeps all.
         drain_bytes_per_s: limit of this node's drain to the durable tier.
         attempt: name of this start of the job, equal on all ranks; by default agreed upon.
         topology: place of this process; by default from torchrun, Slurm or torch.distributed.
-        settings: anything else, see ``forebay.config.Settings``.
+        settings: anything else, see ``forebay.config.Settings``; what is stated above goes first.
 
     Belongs to the thread that trains. Nothing is started before the first of ``prepare``,
     ``restore`` and ``save``.
@@ -68,30 +68,31 @@ class Checkpointer:
         url: str | os.PathLike[str],
         *,
         local: str | os.PathLike[str] | None = None,
-        slots: int = 2,
-        on_full: Literal["skip", "wait"] = "skip",
-        durable_every: int = 1,
+        slots: int | None = None,
+        on_full: Literal["skip", "wait"] | None = None,
+        durable_every: int | None = None,
         keep: Keep | None = None,
         drain_bytes_per_s: float | None = None,
         attempt: str | None = None,
         topology: Topology | None = None,
         settings: Settings | None = None,
     ) -> None:
-        self.settings = replace(
-            settings or Settings(),
-            local=None if local is None else Path(local).absolute(),
-            slots=slots,
-            on_full=on_full,
-            durable_every=durable_every,
-            keep=keep,
-            drain_bytes_per_s=drain_bytes_per_s,
-        )
+        given: dict[str, Any] = {
+            "local": None if local is None else Path(local).absolute(),
+            "slots": slots,
+            "on_full": on_full,
+            "durable_every": durable_every,
+            "keep": keep,
+            "drain_bytes_per_s": drain_bytes_per_s,
+        }
+        stated = {name: value for name, value in given.items() if value is not None}
+        self.settings = replace(settings or Settings(), **stated)
         self.url = resolve_url(url)
         self.last_restore: RestoreReport | None = None
         self._given_attempt = attempt
         self._given_topology = topology
         self._exchange = agree.Exchange()
-        self._ledger = Ledger(has_local=local is not None)
+        self._ledger = Ledger(has_local=self.settings.local is not None)
         self._saves: dict[int, int] = {}
         self._taken = 0
         self._agreed = layout.Agreed()

@@ -1,7 +1,7 @@
 """The shape of an arena file: where a slot's words, ticket and image lie. Pure arithmetic.
 
     page 0                      the arena's own words (ArenaHead)
-    slot k at head + k*stride   control area: five words, then the layout, then the stamp
+    slot k at head + k*stride   control area: four words, then the layout, then the stamp
                                 image area, page aligned: the image, then witness bytes
 
 One writer a word: the trainer moves FREE -> FILLING -> STAGED, the agent on to DRAINING and FREE.

@@ -116,14 +116,17 @@ class Binder:
             return []
         return [path for path in self._own.entries if path not in self._used_own]
 
-    def fill(self, buffers: Sequence[memoryview]) -> None:
-        """Copy the fetched bytes into the targets and put the values back."""
+    def check_ties(self, buffers: Sequence[memoryview]) -> None:
+        """Raise MismatchError where the target ties what the checkpoint holds as two."""
         for first, second, path in self._must_agree:
             if bytes(buffers[first]) != bytes(buffers[second]):
                 raise MismatchError(
                     f"{path}: the target ties it to {self.wants[first].key.fqn}, "
                     "the checkpoint holds two different tensors"
                 )
+
+    def fill(self, buffers: Sequence[memoryview]) -> None:
+        """Copy the fetched bytes into the targets and put the values back."""
         with torch.no_grad():
             for fill in self._fills:
                 want = self.wants[fill.want]

@@ -93,6 +93,7 @@ class Session:
         wants = self._binder.wants
         plan = plan_reads(wants, self._slices(wants))
         self._fetched = fetch(plan, self._sources, allocate=_allocate)
+        self._binder.check_ties(self._fetched.buffers)
 
     def apply(self) -> RestoreReport:
         """Fill the target; only now does it change."""

@@ -236,7 +236,7 @@ def claim_arena(
         ):
             for slot in range(slots):
                 if arena.state(slot) is SlotState.FILLING:
-                    arena.set_state(slot, SlotState.FREE)
+                    arena.give_up(slot)
             return arena, [other for other in paths if other != path]
         arena.close()
     generation = max((int(_NAME.fullmatch(p.name)[2]) for p in paths), default=-1) + 1  # type: ignore[index]

@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 DEMO_DIR ?= demo
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint bench docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,8 +16,12 @@ help:
 	@echo "make test    run all tests"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   pause against a plain copy, drain against the disk"
+	@echo "make docs    links of the documents, and the listed names against the exported ones"
+	@echo "make clean   remove .venv and caches"
 
 $(STAMP): pyproject.toml constraints-dev.txt
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo "forebay: $(PYTHON) is not there: install python3 (3.10 or newer), or make PYTHON=/path/to/python3"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "forebay: python3 is older than 3.10: install a newer one, or make PYTHON=/path/to/python3"; exit 1; }
 	@echo "== making $(VENV) with $$($(PYTHON) --version)"
@@ -43,6 +47,9 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m bench.pause
 	$(BIN)/python -m bench.drain
+
+docs: $(STAMP)
+	$(BIN)/python -m pytest tests/rules/test_links.py tests/rules/test_exports.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

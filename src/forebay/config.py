@@ -40,7 +40,6 @@ class Settings:
         keep: retention of committed checkpoints; None keeps all.
         drain_bytes_per_s: limit of the drain to the durable tier for this node; None for none.
         gather_timeout_s: how long a commit waits for the records of all nodes.
-        copy_threads: threads of the copy on the CPU; None for torch's own number.
         check_replicas: compare replicas above 64 KiB in full once an attempt and by a sample at
             each save, or in full at ``always``, which stages and hashes every replica each time.
         agent: ``auto`` starts a node agent when none listens; ``external`` expects one.
@@ -55,7 +54,6 @@ class Settings:
     keep: Keep | None = None
     drain_bytes_per_s: float | None = None
     gather_timeout_s: float = 1800.0
-    copy_threads: int | None = None
     check_replicas: Literal["sample", "always"] = "sample"
     agent: Literal["auto", "external"] = "auto"
     agent_timeout_s: float = 30.0

@@ -385,34 +385,6 @@ def save_and_hang(url: str, step: int, marker: str, nbytes: int, **options: Any)
     time.sleep(600)
 
 
-def pause_ratio(url: str, nbytes: int, saves: int) -> Any:
-    """Pauses of several saves and the plain copy of the same bytes, in the same process."""
-    group()
-    count = 50
-    state = {f"t{i}": forebay.per_rank(torch.randn(nbytes // 4 // count)) for i in range(count)}
-    target = [torch.zeros_like(box.item) for box in state.values()]
-    sources = [box.item for box in state.values()]
-
-    def plain() -> float:
-        began = time.perf_counter()
-        for t, s in zip(target, sources, strict=True):
-            t.copy_(s)
-        return time.perf_counter() - began
-
-    plain()
-    with forebay.Checkpointer(url) as checkpointer:
-        checkpointer.prepare(state)
-        pauses, limits = [], []
-        for step in range(saves):
-            dist.barrier()
-            limits.append(plain())
-            dist.barrier()
-            snapshot = checkpointer.save(step, state)
-            pauses.append(snapshot.pause_s)
-            snapshot.wait("durable", timeout_s=120)
-    return {"pause_s": pauses, "copy_s": limits}
-
-
 def be_rank(order: dict[str, Any]) -> None:
     """Run one worker in this process and write what it returns."""
     global RANK, WORLD

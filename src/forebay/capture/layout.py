@@ -163,19 +163,21 @@ def plan_layout(
         item_bytes = element_type(leaf.dtype).item_bytes
         group = group_of(leaf, walked, topology)
         together = group.count > 1 and agreed.covers(leaf, walked)
-        for box, local in held_boxes(leaf.shape, leaf.spread.splits):
+        held = held_boxes(leaf.shape, leaf.spread.splits)
+        for box, local in held:
+            first = box == held[0][0]  # stands for all boxes of the leaf where one name is enough
             mine = [box]
             if together:
                 mine = written_part(leaf.key.fqn, box, item_bytes, group.count, group.index)
                 nbytes = box.elements * item_bytes
                 small = nbytes <= SMALL_BYTES or check_always
-                if not small and start_digest is not None and box == first_box(leaf):
+                if not small and start_digest is not None and first:
                     digests.append(
                         StartDigest(leaf.key.fqn, box.offsets, box.sizes, start_digest(leaf))
                     )
                 if mine != [box] and small:
                     witnessed.append((number, "full", box, local))
-                elif not small and box == first_box(leaf):
+                elif not small and first:
                     witnessed.append((number, "sample", box, local))
             for part in mine:
                 piece = Slice(leaf.key, leaf.dtype, leaf.shape, part)
@@ -211,11 +213,6 @@ def plan_layout(
         ),
         sign=walked.sign,
     )
-
-
-def first_box(leaf: Leaf) -> Box:
-    """The first box a leaf's rank holds: stands for all of them where one name is enough."""
-    return held_boxes(leaf.shape, leaf.spread.splits)[0][0]
 
 
 def _shift(part: Box, box: Box, local: Box) -> Box:

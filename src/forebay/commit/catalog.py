@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import zstandard
-
 from forebay.errors import DamagedError, FormatError, NotFoundError
 from forebay.format import names, tree
 from forebay.format.digests import digest
 from forebay.format.manifest import MAX_MANIFEST_BYTES, Manifest, Ref, read_manifest
+from forebay.format.packed import pack, unpack
 from forebay.format.record import MAX_RECORD_BYTES, Record, Stored, read_record
 from forebay.storage.store import Store
 
@@ -171,18 +170,12 @@ class Catalog:
 
 def pack_entries(entries: Sequence[tree.Entry]) -> bytes:
     """Entries as the state object: compressed ``write_tree`` bytes."""
-    return zstandard.ZstdCompressor(level=3).compress(tree.write_tree(entries))
+    return pack(tree.write_tree(entries))
 
 
 def unpack_entries(data: bytes, name: str) -> list[tree.Entry]:
     """Entries of a state object. Raises FormatError."""
-    try:
-        size = zstandard.frame_content_size(data)
-        if size < 0 or size > MAX_TREE_BYTES:
-            raise FormatError(f"{name}: claims {size} bytes, limit {MAX_TREE_BYTES}")
-        return tree.read_tree(zstandard.ZstdDecompressor().decompress(data), name)
-    except zstandard.ZstdError as error:
-        raise FormatError(f"{name}: not a zstd frame: {error}") from None
+    return tree.read_tree(unpack(data, MAX_TREE_BYTES, name), name)
 
 
 class ObjectFile(io.RawIOBase):

@@ -27,15 +27,19 @@ def short_path(path: Path) -> Iterator[str]:
         os.close(fd)
 
 
+@contextlib.contextmanager
+def _connected(socket_path: Path, timeout_s: float) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as wire:
+        wire.settimeout(timeout_s)
+        with short_path(socket_path) as name:
+            wire.connect(name)
+        yield wire
+
+
 def ask(socket_path: Path, message: Message, timeout_s: float) -> Message:
     """Send one message to an agent and return its answer. Raises AgentError when it is gone."""
     try:
-        with (
-            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as wire,
-            short_path(socket_path) as name,
-        ):
-            wire.settimeout(timeout_s)
-            wire.connect(name)
+        with _connected(socket_path, timeout_s) as wire:
             wire.sendall(write_frame(message))
             return read_message(_exactly(wire, frame_bytes(_exactly(wire, 4))))
     except OSError as error:
@@ -47,15 +51,10 @@ def ask(socket_path: Path, message: Message, timeout_s: float) -> Message:
 def answers(socket_path: Path, timeout_s: float = 1.0) -> bool:
     """True when somebody accepts connections at the socket."""
     try:
-        with (
-            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as wire,
-            short_path(socket_path) as name,
-        ):
-            wire.settimeout(timeout_s)
-            wire.connect(name)
+        with _connected(socket_path, timeout_s):
+            return True
     except OSError:
         return False
-    return True
 
 
 def _exactly(wire: socket.socket, count: int) -> bytes:

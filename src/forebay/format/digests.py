@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from blake3 import blake3
 
-DIGEST_BYTES = 32
 BLOCK_BYTES = 16 * 2**20
 BLOCKS_ABOVE_BYTES = 64 * 2**20
 
@@ -27,8 +24,3 @@ def block_digests(data: bytes | bytearray | memoryview) -> list[bytes]:
 def block_count(nbytes: int) -> int:
     """How many block digests a slice of ``nbytes`` carries."""
     return -(-nbytes // BLOCK_BYTES) if nbytes > BLOCKS_ABOVE_BYTES else 0
-
-
-def join_hex(digests: Sequence[bytes]) -> str:
-    """Digests as one hexadecimal string, 64 characters each."""
-    return b"".join(digests).hex()

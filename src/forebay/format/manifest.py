@@ -13,6 +13,7 @@ import msgspec
 from forebay.errors import FormatError, UsageError
 from forebay.format import names
 from forebay.format.digests import digest
+from forebay.format.packed import require_readable
 
 MANIFEST_VERSION = 1
 FEATURES: tuple[str, ...] = ()
@@ -50,11 +51,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     records: list[Ref]
 
 
-class _Head(msgspec.Struct):
-    version: int
-    features: list[str] = []
-
-
 def write_manifest(manifest: Manifest) -> bytes:
     """The manifest as sealed JSON, under 1 MB at 2,048 nodes."""
     body = msgspec.json.encode(manifest)
@@ -76,14 +72,7 @@ def read_manifest(data: bytes, name: str = "manifest") -> Manifest:
             "damaged; restore an older step or copy it back from a backup"
         )
     try:
-        head = msgspec.json.decode(body + b"}", type=_Head)
-        if head.version != MANIFEST_VERSION:
-            raise FormatError(
-                f"{name}: version {head.version}, this forebay reads {MANIFEST_VERSION}: upgrade it"
-            )
-        unknown = sorted(set(head.features) - set(FEATURES))
-        if unknown:
-            raise FormatError(f"{name}: needs features this forebay lacks: {unknown}: upgrade it")
+        require_readable(body + b"}", MANIFEST_VERSION, FEATURES, name)
         manifest = msgspec.json.decode(body + b"}", type=Manifest)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise FormatError(f"{name}: not a manifest: {error}") from None

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
-import zstandard
 
 from forebay.errors import FormatError
 from forebay.format import names as object_names
 from forebay.format.digests import block_count
+from forebay.format.packed import pack, require_readable, unpack
 from forebay.format.slices import Box, Slice, TensorKey, check_slice
 
 RECORD_VERSION = 1
@@ -167,36 +167,19 @@ class ColumnWriter:
 
 def write_record(record: Record) -> bytes:
     """The record as zstd-compressed JSON."""
-    return zstandard.ZstdCompressor(level=3).compress(msgspec.json.encode(record))
+    return pack(msgspec.json.encode(record))
 
 
 def read_record(data: bytes, name: str = "record") -> Record:
     """Parse and check a record. Raises FormatError naming ``name`` and what is wrong."""
+    text = unpack(data, MAX_RECORD_BYTES, name)
     try:
-        size = zstandard.frame_content_size(data)
-        if size < 0 or size > MAX_RECORD_BYTES:
-            raise FormatError(f"{name}: claims {size} bytes, limit {MAX_RECORD_BYTES}")
-        text = zstandard.ZstdDecompressor().decompress(data)
-        head = msgspec.json.decode(text, type=_Head)
-        if head.version != RECORD_VERSION:
-            raise FormatError(
-                f"{name}: version {head.version}, this forebay reads {RECORD_VERSION}: upgrade it"
-            )
-        unknown = sorted(set(head.features) - set(FEATURES))
-        if unknown:
-            raise FormatError(f"{name}: needs features this forebay lacks: {unknown}: upgrade it")
+        require_readable(text, RECORD_VERSION, FEATURES, name)
         record = msgspec.json.decode(text, type=Record)
-    except zstandard.ZstdError as error:
-        raise FormatError(f"{name}: not a zstd frame: {error}") from None
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise FormatError(f"{name}: not a record: {error}") from None
     _check(record, name)
     return record
-
-
-class _Head(msgspec.Struct):
-    version: int
-    features: list[str] = []
 
 
 def _check(record: Record, name: str) -> None:

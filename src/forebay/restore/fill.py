@@ -119,7 +119,7 @@ class Binder:
     def check_ties(self, buffers: Sequence[memoryview]) -> None:
         """Raise MismatchError where the target ties what the checkpoint holds as two."""
         for first, second, path in self._must_agree:
-            if bytes(buffers[first]) != bytes(buffers[second]):
+            if buffers[first] != buffers[second]:
                 raise MismatchError(
                     f"{path}: the target ties it to {self.wants[first].key.fqn}, "
                     "the checkpoint holds two different tensors"

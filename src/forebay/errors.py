@@ -11,7 +11,8 @@
     |-- IncompleteError     a checkpoint is not complete: wait, commit, or go back one
     |-- ConflictError       the step exists already, or ranks disagree: nothing was changed
     |-- StoreError          a tier refused or failed: see its cause; bytes stay on the tier before
-    |   `-- FullError       no space left there
+    |   |-- FullError       no space left there
+    |   `-- DeniedError     the store refuses this caller: keys, bucket, clock; a person must act
     |-- AgentError          the node agent is gone or refused: it is started again by the next save
     `-- DeadlineError       a wait ended at its deadline: the text says what was waited for
 
@@ -101,6 +102,12 @@ class FullError(StoreError):
     """A tier has no space left."""
 
     kind = "full"
+
+
+class DeniedError(StoreError):
+    """The store answers and refuses: wrong keys, no such bucket, an expired token, a wrong clock."""
+
+    kind = "denied"
 
 
 class AgentError(ForebayError):

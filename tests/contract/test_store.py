@@ -12,9 +12,11 @@ import pytest
 
 from forebay.storage.directory import DirectoryStore
 from forebay.storage.memory import MemoryStore
+from forebay.storage.remote import RemoteStore
 from forebay.storage.store import Store
 from forebay.testing.faulty import open_faulty
 from forebay.testing.store import StoreContract
+from tests.contract.conftest import Place
 
 
 class TestMemory(StoreContract):
@@ -46,3 +48,33 @@ class TestFaultyWithoutFaults(StoreContract):
         script = tmp_path / "faults.json"
         script.write_text(json.dumps([]))
         return open_faulty(f"faulty+file://{tmp_path}/run?script={script}")
+
+
+class TestS3OnSeaweed(StoreContract):
+    @pytest.fixture
+    def store(self, seaweed: Place) -> Store:
+        return RemoteStore(seaweed.url(secrets.token_hex(6)))
+
+
+class TestS3InParts(StoreContract):
+    """Parts of 5 MiB, the smallest there are, so that the sizes of the contract need several."""
+
+    @pytest.fixture
+    def store(self, seaweed: Place) -> Store:
+        return RemoteStore(seaweed.url(secrets.token_hex(6)), part_bytes=5 * 2**20)
+
+
+class TestS3OnMoto(StoreContract):
+    @pytest.fixture
+    def store(self, moto: Place) -> Store:
+        return RemoteStore(moto.url(secrets.token_hex(6)), part_bytes=5 * 2**20)
+
+
+class TestS3SingleWriter(StoreContract):
+    """No conditional requests: everything holds but the race, for which there is no protection."""
+
+    test_create_race = None  # type: ignore[assignment]
+
+    @pytest.fixture
+    def store(self, seaweed: Place) -> Store:
+        return RemoteStore(seaweed.url(secrets.token_hex(6)), conditional=False)

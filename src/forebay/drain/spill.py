@@ -8,8 +8,8 @@ from forebay.drain.job import Digests
 from forebay.errors import ConflictError
 from forebay.format.digests import block_digests, digest
 from forebay.format.slot import Layout
-from forebay.storage.pace import Pace
-from forebay.storage.store import Store
+from forebay.storage.multipart import UploadLog
+from forebay.storage.store import OnDrop, Store
 
 _COMPARE_BYTES = 4 * 2**20
 
@@ -35,7 +35,8 @@ def write_image(
     view: memoryview,
     *,
     on_progress: Callable[[int], None],
-    pace: Pace | None = None,
+    on_drop: OnDrop | None = None,
+    log: UploadLog | None = None,
 ) -> None:
     """Write an image; durable on return. One that is there already, whole and equal, is the same.
 
@@ -46,7 +47,7 @@ def write_image(
         on_progress(view.nbytes)
         return
     try:
-        store.put_large(key, view, on_progress=on_progress, pace=pace)
+        store.put_large(key, view, on_progress=on_progress, on_drop=on_drop, log=log)
     except ConflictError:
         if not _there(store, key, view):
             raise

@@ -8,9 +8,11 @@ from urllib.parse import unquote, urlsplit
 
 from forebay.errors import UsageError
 from forebay.storage import directory, memory
+from forebay.storage.endpoint import parse_remote
 from forebay.storage.store import Store
 
 STORE_GROUP = "forebay.stores"
+_REMOTE = ("s3", "gs", "az")
 _BUILT_IN = {"file": directory.open_url, "memory": memory.open_url}
 
 
@@ -29,6 +31,9 @@ def resolve_url(url: str | os.PathLike[str]) -> str:
         if parts.netloc not in ("", "localhost") or not parts.path:
             raise UsageError(f"store: {text!r}: expected file:///absolute/path")
         return os.path.abspath(unquote(parts.path))  # noqa: PTH100
+    if parts.scheme in _REMOTE:
+        found = parse_remote(text)
+        return found.shown + (f"?{parts.query}" if parts.query else "")
     return text
 
 
@@ -37,13 +42,17 @@ def open_store(url: str | os.PathLike[str], *, make: bool = True) -> Store:
 
     With ``make=False``, for reading, a directory that is not there is NotFoundError.
 
-    Schemes beyond ``file`` and ``memory`` come from the entry points ``forebay.stores``: a scheme,
+    Other schemes come from the entry points ``forebay.stores``: a scheme,
     or what stands before its ``+``. Raises UsageError for a scheme nobody knows.
     """
     text = resolve_url(url)
     scheme = urlsplit(text).scheme if "://" in text else "file"
     if scheme in _BUILT_IN:
         return _BUILT_IN[scheme](text, make=make)
+    if scheme in _REMOTE:
+        from forebay.storage import remote  # obstore and botocore are only for those who need them
+
+        return remote.open_url(text, make=make)
     known = {point.name: point for point in entry_points(group=STORE_GROUP)}
     for name in (scheme, scheme.partition("+")[0]):
         if name in known:
@@ -51,9 +60,7 @@ def open_store(url: str | os.PathLike[str], *, make: bool = True) -> Store:
             if not isinstance(store, Store):
                 raise UsageError(f"store: {text!r}: {known[name].value} gave no Store")
             return store
-    if scheme in ("s3", "gs", "az"):
-        raise UsageError(f"store: {text!r}: object stores are not in this version; use a directory")
-    names = ", ".join(sorted({*_BUILT_IN, *known}))
+    names = ", ".join(sorted({*_BUILT_IN, *_REMOTE, *known}))
     raise UsageError(
         f"store: unknown scheme {scheme!r} in {text!r}; known are a directory, {names}"
     )

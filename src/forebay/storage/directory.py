@@ -11,11 +11,13 @@ from pathlib import Path
 
 from forebay.errors import ConflictError, DamagedError, NotFoundError, StoreError
 from forebay.storage import direct, durable
+from forebay.storage.multipart import UploadLog
 from forebay.storage.pace import Pace
 from forebay.storage.store import (
     Capabilities,
     CreateOutcome,
     ObjectInfo,
+    OnDrop,
     OnProgress,
     Store,
     check_key,
@@ -43,6 +45,7 @@ class DirectoryStore(Store):
     def __init__(self, root: Path, *, make: bool = True) -> None:
         self.root = root
         self.url = str(root)
+        self.pace = Pace()
         try:
             self._open(make)
             self._true_root = root.resolve()
@@ -155,9 +158,11 @@ class DirectoryStore(Store):
         view: memoryview,
         *,
         on_progress: OnProgress | None = None,
-        pace: Pace | None = None,
+        on_drop: OnDrop | None = None,
+        log: UploadLog | None = None,
     ) -> None:
-        if not self._write(key, view, on_progress, pace):
+        del log  # a file has no parts to go on with
+        if not self._write(key, view, on_progress, on_drop):
             raise ConflictError(f"{self._path(key)}: exists; nothing was changed")
 
     def create(self, key: str, data: bytes) -> CreateOutcome:
@@ -169,7 +174,7 @@ class DirectoryStore(Store):
         key: str,
         view: memoryview,
         on_progress: OnProgress | None = None,
-        pace: Pace | None = None,
+        on_drop: OnDrop | None = None,
     ) -> bool:
         """Write a new object; False when there is one, which is durable then."""
         path = self._path(key)
@@ -181,7 +186,9 @@ class DirectoryStore(Store):
             for tries_left in reversed(range(_MAKE_TRIES)):
                 try:
                     self._make_parent(path)
-                    durable.write_new(path, view, on_progress=on_progress, pace=pace)
+                    durable.write_new(
+                        path, view, on_progress=on_progress, on_drop=on_drop, pace=self.pace
+                    )
                 except FileNotFoundError:
                     if not tries_left:  # else: a delete took the empty directory away
                         raise

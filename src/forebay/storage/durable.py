@@ -25,6 +25,7 @@ HIDDEN = "."
 _UNFINISHED = ".tmp"
 
 OnProgress = Callable[[int], None]
+OnDrop = Callable[[int, int], None]
 
 
 def sync_directory(path: Path) -> None:
@@ -54,7 +55,13 @@ def make_directories(path: Path, root: Path, settled: set[Path] | None = None) -
         known.add(new)
 
 
-def _write_all(fd: int, view: memoryview, told: OnProgress | None, pace: Pace | None) -> None:
+def _write_all(
+    fd: int,
+    view: memoryview,
+    told: OnProgress | None,
+    dropped: OnDrop | None,
+    pace: Pace | None,
+) -> None:
     """Write ``view`` from the file's start in blocks, by O_DIRECT where that is possible."""
     whole = view.nbytes // ALIGN_BYTES * ALIGN_BYTES
     by_direct = whole >= direct.DIRECT_FROM_BYTES and direct.switch(fd, True)
@@ -82,9 +89,11 @@ def _write_all(fd: int, view: memoryview, told: OnProgress | None, pace: Pace | 
             continue
         if written == 0:
             raise OSError(errno.EIO, "a write wrote nothing")
-        at += written
         if told is not None:
             told(written)
+        if dropped is not None:
+            dropped(at, written)
+        at += written
 
 
 def _unaligned(view: memoryview) -> bool:
@@ -96,6 +105,7 @@ def write_new(
     view: memoryview,
     *,
     on_progress: OnProgress | None = None,
+    on_drop: OnDrop | None = None,
     pace: Pace | None = None,
 ) -> None:
     """Make ``path`` with these bytes, durable on return. Raises FileExistsError when it exists.
@@ -106,21 +116,25 @@ def write_new(
     # Open from before the link on: FileNotFoundError then always means that nothing was published.
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _write_and_link(path, view, on_progress, pace)
+        _write_and_link(path, view, on_progress, on_drop, pace)
         os.fsync(directory)
     finally:
         os.close(directory)
 
 
 def _write_and_link(
-    path: Path, view: memoryview, told: OnProgress | None, pace: Pace | None
+    path: Path,
+    view: memoryview,
+    told: OnProgress | None,
+    dropped: OnDrop | None,
+    pace: Pace | None,
 ) -> None:
     hidden = path.with_name(f"{HIDDEN}{path.name}.{secrets.token_hex(6)}{_UNFINISHED}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(hidden, flags, 0o666)
     try:
         try:
-            _write_all(fd, view.cast("B") if view.nbytes else view, told, pace)
+            _write_all(fd, view.cast("B") if view.nbytes else view, told, dropped, pace)
             os.fsync(fd)
         finally:
             os.close(fd)

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from forebay.errors import ConflictError, DamagedError, NotFoundError, StoreError
+from forebay.storage.multipart import UploadLog
 from forebay.storage.pace import Pace
 from forebay.storage.store import (
     Capabilities,
     CreateOutcome,
     ObjectInfo,
+    OnDrop,
     OnProgress,
     Store,
     check_key,
@@ -35,6 +37,7 @@ class MemoryStore(Store):
 
     def __init__(self, url: str = "memory://") -> None:
         self.url = url
+        self.pace = Pace()
         self._objects: dict[str, tuple[bytes, float]] = {}
         self._lock = threading.Lock()
 
@@ -81,10 +84,11 @@ class MemoryStore(Store):
         view: memoryview,
         *,
         on_progress: OnProgress | None = None,
-        pace: Pace | None = None,
+        on_drop: OnDrop | None = None,
+        log: UploadLog | None = None,
     ) -> None:
-        if pace is not None:
-            pace.take(view.nbytes)
+        del on_drop, log
+        self.pace.take(view.nbytes)
         if self.create(key, bytes(view)) is CreateOutcome.EXISTS:
             raise ConflictError(f"{self.url}/{key}: exists; nothing was changed")
         if on_progress is not None:

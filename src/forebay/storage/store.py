@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.errors import FullError, StoreError, UsageError
+from forebay.storage.multipart import UploadLog
 from forebay.storage.pace import Pace
 
 _PART = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
@@ -28,6 +29,7 @@ _ADVICE = {
 }
 
 OnProgress = Callable[[int], None]
+OnDrop = Callable[[int, int], None]
 
 
 class CreateOutcome(enum.Enum):
@@ -103,6 +105,8 @@ class Store(abc.ABC):
 
     url: str
     capabilities: Capabilities
+    pace: Pace
+    """The budget of what is written; a store on machines of its own heeds it at every request."""
 
     @abc.abstractmethod
     def get(self, key: str, *, max_bytes: int) -> bytes:
@@ -130,11 +134,16 @@ class Store(abc.ABC):
         view: memoryview,
         *,
         on_progress: OnProgress | None = None,
-        pace: Pace | None = None,
+        on_drop: OnDrop | None = None,
+        log: UploadLog | None = None,
     ) -> None:
         """Write ``view`` (page aligned for speed); visible at once and whole, durable on return.
 
-        ``on_progress`` hears of bytes as they leave. Raises ConflictError when the key exists.
+        ``on_progress`` hears of bytes as they leave, less than nothing for those that must go
+        again; an error that it raises cuts the write off. ``on_drop`` hears of ranges (start, size)
+        that need not stay in memory, though they may be read once more. ``log`` lets a store that
+        takes parts go on, after a death, with those it has. Raises ConflictError when the key
+        exists.
         """
 
     @abc.abstractmethod
@@ -158,7 +167,8 @@ class Store(abc.ABC):
     def sweep(self, prefix: str, *, older_than_s: float) -> int:
         """Remove what writers that died left unfinished below ``prefix``; how many there were.
 
-        Nothing younger than ``older_than_s`` is touched, and no object ever.
+        Hidden files, uploads without an end. Nothing younger than ``older_than_s`` is touched, and
+        no object ever.
         """
         del older_than_s
         check_prefix(prefix)

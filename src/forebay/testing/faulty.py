@@ -36,8 +36,9 @@ import msgspec
 
 from forebay.errors import FullError, StoreError, UsageError
 from forebay.storage.address import open_store
+from forebay.storage.multipart import UploadLog
 from forebay.storage.pace import Pace
-from forebay.storage.store import CreateOutcome, ObjectInfo, OnProgress, Store
+from forebay.storage.store import CreateOutcome, ObjectInfo, OnDrop, OnProgress, Store
 
 _BLOCK_BYTES = 64 * 2**10
 
@@ -73,6 +74,15 @@ class FaultyStore(Store):
         self._rules: list[Rule] = []
         self._calls: dict[int, int] = {}
         self._lock = threading.Lock()
+
+    @property
+    def pace(self) -> Pace:
+        """The inner store's."""
+        return self.inner.pace
+
+    @pace.setter
+    def pace(self, pace: Pace) -> None:
+        self.inner.pace = pace
 
     def _reload(self) -> None:
         """Read the script again when it changed. Raises UsageError when it makes no sense."""
@@ -149,18 +159,18 @@ class FaultyStore(Store):
         view: memoryview,
         *,
         on_progress: OnProgress | None = None,
-        pace: Pace | None = None,
+        on_drop: OnDrop | None = None,
+        log: UploadLog | None = None,
     ) -> None:
         rule = self._before("put_large", key)
         if rule is not None and rule.do == "partial":
             for at in range(0, min(rule.at_bytes, view.nbytes), _BLOCK_BYTES):
                 step = min(_BLOCK_BYTES, rule.at_bytes - at, view.nbytes - at)
-                if pace is not None:
-                    pace.take(step)
+                self.pace.take(step)
                 if on_progress is not None:
                     on_progress(step)
             raise FullError(f"{self.url.partition('?')[0]}/{key}: cut off at {rule.at_bytes} bytes")
-        self.inner.put_large(key, view, on_progress=on_progress, pace=pace)
+        self.inner.put_large(key, view, on_progress=on_progress, on_drop=on_drop, log=log)
         self._after(rule, key)
 
     def create(self, key: str, data: bytes) -> CreateOutcome:

@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_DIR ?= demo
+STORE ?= file
 PYTEST_ARGS ?=
 
 .PHONY: help setup demo test lint bench docs clean
@@ -13,6 +14,7 @@ PYTEST_ARGS ?=
 help:
 	@echo "make setup   make .venv and install Forebay with all that its tests need"
 	@echo "make demo    train, kill, resume, compare: a table and demo/summary.json"
+	@echo "              STORE=s3: on a real S3 server, started for it; s3-faulty, s3-restart: disturbed"
 	@echo "make test    run all tests"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   pause against a plain copy, drain against the disk"
@@ -34,7 +36,7 @@ $(STAMP): pyproject.toml constraints-dev.txt
 setup: $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/forebay demo --directory $(DEMO_DIR)
+	$(BIN)/forebay demo --directory $(DEMO_DIR) --store $(STORE)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

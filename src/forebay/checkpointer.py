@@ -350,7 +350,18 @@ class Checkpointer:
         if self._job is None:
             topology = self._given_topology or agree.discover_topology()
             attempt = agree.choose_attempt(self._given_attempt, topology, self._exchange)
-            self._job = Membership(self.url, self.settings, topology, attempt, self._ledger)
+            failure: ForebayError | None = None
+            try:
+                self._job = Membership(self.url, self.settings, topology, attempt, self._ledger)
+            except Exception as error:  # noqa: BLE001 - the others wait in the exchange below
+                failure = _as_failure(error)
+            failure = self._together(failure)
+            if failure is not None:
+                if self._job is not None:
+                    self._job.leave(clean=False)
+                self._job = None
+                raise failure
+        assert self._job is not None
         return self._job
 
     def _attempt_for(self, job: Membership, step: int) -> str:

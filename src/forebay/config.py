@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,14 @@ class Settings:
         durable_every: every n-th snapshot goes to the durable tier; the others stay near.
         keep: retention of committed checkpoints; None keeps all.
         drain_bytes_per_s: limit of the drain to the durable tier for this node; None for none.
+        drain_requests_per_s: limit of this node's requests to an object store; None for none.
+        stagger_s: window over which the nodes begin to upload, each at a time of its own by a hash
+            of its name; None gives 5 ms a node, at most 30 s.
+        queue: snapshots on the local tier that may wait behind the one that uploads; a newer one
+            takes the place of the oldest of them, which then stays near.
+        store_timeout_s: how long a tier that fails is tried again while nothing comes through.
+        commit_mode: ``create`` needs a durable tier where exactly one of many creators wins;
+            ``single-writer`` does without, and trusts that only one job ever writes to the run.
         gather_timeout_s: how long a commit waits for the records of all nodes.
         check_replicas: compare replicas above 64 KiB in full once an attempt and by a sample at
             each save, or in full at ``always``, which stages and hashes every replica each time.
@@ -53,6 +62,11 @@ class Settings:
     durable_every: int = 1
     keep: Keep | None = None
     drain_bytes_per_s: float | None = None
+    drain_requests_per_s: float | None = None
+    stagger_s: float | None = None
+    queue: int = 1
+    store_timeout_s: float = 21600.0
+    commit_mode: Literal["create", "single-writer"] = "create"
     gather_timeout_s: float = 1800.0
     check_replicas: Literal["sample", "always"] = "sample"
     agent: Literal["auto", "external"] = "auto"
@@ -69,14 +83,34 @@ class Settings:
             raise UsageError(
                 "durable_every: a snapshot that is not durable needs the local tier: give local="
             )
-        if self.drain_bytes_per_s is not None and self.drain_bytes_per_s <= 0:
-            raise UsageError(f"drain_bytes_per_s: expected > 0, found {self.drain_bytes_per_s}")
+        for name in ("drain_bytes_per_s", "drain_requests_per_s", "store_timeout_s"):
+            given = getattr(self, name)
+            if given is not None and not given > 0:
+                raise UsageError(f"{name}: expected > 0, found {given}")
+        if self.stagger_s is not None and not 0 <= self.stagger_s < math.inf:
+            raise UsageError(f"stagger_s: expected 0 or more seconds, found {self.stagger_s}")
+        if self.queue < 0:
+            raise UsageError(f"queue: expected 0 or more, found {self.queue}")
+        if self.commit_mode not in ("create", "single-writer"):
+            raise UsageError(
+                f"commit_mode: expected 'create' or 'single-writer', found {self.commit_mode!r}"
+            )
         if self.check_replicas not in ("sample", "always"):
             raise UsageError(
                 f"check_replicas: expected 'sample' or 'always', found {self.check_replicas!r}"
             )
         if self.agent not in ("auto", "external"):
             raise UsageError(f"agent: expected 'auto' or 'external', found {self.agent!r}")
+
+
+_STAGGER_S_PER_NODE, _LONGEST_STAGGER_S = 0.005, 30.0
+
+
+def stagger_s(given: float | None, nodes: int) -> float:
+    """The window over which ``nodes`` nodes begin to upload, in seconds."""
+    if given is not None:
+        return given
+    return min(_LONGEST_STAGGER_S, _STAGGER_S_PER_NODE * (nodes - 1))
 
 
 def runtime_directory() -> Path:

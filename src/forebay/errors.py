@@ -105,7 +105,7 @@ class FullError(StoreError):
 
 
 class DeniedError(StoreError):
-    """The store answers and refuses: wrong keys, no such bucket, an expired token, a wrong clock."""
+    """The store answers and refuses: wrong keys, no such bucket, an expired token, the clock."""
 
     kind = "denied"
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Mapping
 
 from forebay.capture import arena
 from forebay.capture.ledger import Ledger
 from forebay.capture.offer import Link
 from forebay.capture.topology import Topology
-from forebay.config import Settings, linger_s, runtime_directory
+from forebay.config import Settings, linger_s, runtime_directory, stagger_s
 from forebay.format import messages
+from forebay.format.names import PROBE_RESULT_KEY, probe_key
 from forebay.storage.address import open_store
+from forebay.storage.probe import require_exclusive
 from forebay.storage.store import Store
+
+_KEYS = ("AWS_", "AZURE_", "GOOGLE_")
 
 
 class Membership:
     """What a rank holds of a job on its node: directory, lock, stores and the tie to the agent.
 
+    Rank 0 probes the durable tier, unless that was done for the run.
     Raises BusyError when a live process holds the rank, StoreError when a tier cannot be used,
     AgentError when no agent answers.
     """
@@ -26,7 +33,10 @@ class Membership:
     ) -> None:
         self.topology = topology
         self.attempt = attempt
-        self.store: Store = open_store(url)
+        single_writer = settings.commit_mode == "single-writer"
+        self.store: Store = open_store(url, single_writer=single_writer)
+        if topology.rank == 0:
+            require_exclusive(self.store, PROBE_RESULT_KEY, probe_key, single_writer=single_writer)
         self.local_store: Store | None = None
         self.directory = messages.job_directory(runtime_directory(), url, topology.node)
         if settings.local is not None:
@@ -43,6 +53,12 @@ class Membership:
             keep_last=None if keep is None else keep.last,
             keep_every=None if keep is None else keep.every,
             drain_bytes_per_s=settings.drain_bytes_per_s,
+            drain_requests_per_s=settings.drain_requests_per_s,
+            stagger_s=stagger_s(settings.stagger_s, topology.nodes),
+            queue=settings.queue,
+            store_timeout_s=settings.store_timeout_s,
+            commit_mode=settings.commit_mode,
+            environment=environment_digest(os.environ),
             gather_timeout_s=settings.gather_timeout_s,
             linger_s=linger_s(),
         )
@@ -52,6 +68,7 @@ class Membership:
             attempt=attempt,
             rank=topology.rank,
             pid=os.getpid(),
+            config=messages.config_digest(config) if settings.agent == "auto" else "",
             arenas=tuple(path.name for path in arena.find_arenas(self.directory, topology.rank)),
         )
         try:
@@ -71,3 +88,9 @@ class Membership:
         """Take leave of the agent and give the rank's name back."""
         self.link.close(clean=clean)
         self.lock.release()
+
+
+def environment_digest(environment: Mapping[str, str]) -> str:
+    """What the keys of the tiers come from, as a digest: an agent with another one is outdated."""
+    found = sorted(f"{name}={environment[name]}" for name in environment if name.startswith(_KEYS))
+    return hashlib.sha256("\n".join(found).encode()).hexdigest()[:16]

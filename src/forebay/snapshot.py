@@ -31,14 +31,26 @@ class Snapshot:
     ledger: Ledger
 
     def status(self) -> dict[str, Any]:
-        """Where the snapshot is: ``phase``, ``reached_s`` (Unix seconds by phase), ``detail``."""
+        """Where the snapshot is on its way, as the node agent last told.
+
+        ``phase`` and ``reached_s`` (Unix seconds by phase); of this node's part ``nbytes``,
+        ``done_bytes`` (on the durable tier), ``bytes_per_s``, and ``durable_in_s``, when it will be
+        there, None while that cannot be told; ``trouble``, what the durable tier said while it is
+        tried again; ``kind`` and ``detail``, why it failed.
+        """
         line = self.ledger.copy_of(self.line)
+        news = line.news
         return {
             "step": self.step,
             "attempt": self.attempt,
             "phase": line.phase.value,
             "committed": line.phase is Phase.COMMITTED,
             "reached_s": {phase.value: at for phase, at in line.reached_s.items()},
+            "nbytes": 0 if news is None else news.nbytes,
+            "done_bytes": 0 if news is None else news.done_bytes,
+            "bytes_per_s": 0.0 if news is None else news.bytes_per_s,
+            "durable_in_s": None if news is None else news.durable_in_s,
+            "trouble": "" if news is None else news.trouble,
             "kind": line.kind,
             "detail": line.detail,
         }

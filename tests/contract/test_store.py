@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.contract.conftest import Place
 
 from forebay.storage.directory import DirectoryStore
 from forebay.storage.memory import MemoryStore
@@ -16,7 +17,6 @@ from forebay.storage.remote import RemoteStore
 from forebay.storage.store import Store
 from forebay.testing.faulty import open_faulty
 from forebay.testing.store import StoreContract
-from tests.contract.conftest import Place
 
 
 class TestMemory(StoreContract):

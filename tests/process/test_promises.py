@@ -292,7 +292,8 @@ def test_full_shared_memory(
         ("{tmp}/file/run", "/file is no directory: make it"),
         ("{tmp}/file", "is a file, expected a directory"),
         ("ftp://host/run", "unknown scheme 'ftp'.*known are"),
-        ("s3://bucket/run", "object stores are not in this version"),
+        ("s3://bucket", "a run needs a name below the bucket"),
+        ("s3://bucket/run?endpoint=http://host", "is plain http, .* say allow_http=true"),
         ("/proc/forebay-run", "/proc/forebay-run: cannot be used"),
     ],
 )

@@ -32,7 +32,7 @@ ARROWS: dict[str, set[str]] = {
     "adapters": {"checkpointer", "capture", "restore", "commit.catalog", "reader", "snapshot"},
     "reader": {"restore", "commit.catalog", "storage", "format"},
     "testing": {"storage", "format", "commit", "restore", "capture", "drain"},
-    "demo": {"format", "storage", "capture", "snapshot"},
+    "demo": {"format", "storage", "capture", "snapshot", "testing"},
     "cli": {"reader", "commit", "drain", "storage", "format", "capture", "demo", "restore", "plan"},
     "": {"capture", "checkpointer", "reader", "snapshot"},
 }

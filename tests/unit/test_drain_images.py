@@ -17,7 +17,6 @@ from forebay.format.record import read_record, stored_slices, write_record
 from forebay.format.slot import StartDigest
 from forebay.storage.directory import DirectoryStore
 from forebay.storage.memory import MemoryStore
-from forebay.storage.pace import Pace
 from tests.player import Player
 from tests.unit.test_drain_job import part, snapshot
 
@@ -58,16 +57,14 @@ def test_an_upload_is_the_local_image(tmp_path: Path, nbytes: int) -> None:
     data = bytes(range(251)) * (nbytes // 251 + 1)
     local.put_large(KEY, memoryview(data[:nbytes]))
     told: list[int] = []
-    upload_file(local, durable, KEY, nbytes, on_progress=told.append, pace=Pace(None))
+    upload_file(local, durable, KEY, nbytes, on_progress=told.append)
     assert durable.get(KEY, max_bytes=1 << 30) == data[:nbytes]
     assert sum(told) == nbytes
 
 
 def test_a_local_image_that_is_cut_or_gone_is_not_uploaded(tmp_path: Path) -> None:
     local, durable = DirectoryStore(tmp_path / "local"), MemoryStore()
-    upload = lambda: upload_file(
-        local, durable, KEY, 4097, on_progress=lambda _: None, pace=Pace(None)
-    )
+    upload = lambda: upload_file(local, durable, KEY, 4097, on_progress=lambda _: None)
     with pytest.raises(StoreError, match="cannot be read back"):
         upload()
     local.put(KEY, bytes(4096))

@@ -19,6 +19,7 @@ SEAL = "ab" * 32
 
 def good(nodes: int = 2) -> Manifest:
     return Manifest(
+        committer="host-1-abcdef",
         version=1,
         features=[],
         forebay="0.1.0",

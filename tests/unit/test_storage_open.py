@@ -86,19 +86,6 @@ def test_faulty_by_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (tmp_path / "run/a").read_bytes() == b"x"
 
 
-@pytest.mark.parametrize("scheme", ["s3", "gs", "az", "S3"])
-def test_object_stores_are_for_later(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
-    register(monkeypatch)
-    with pytest.raises(UsageError, match="object stores are not in this version; use a directory"):
-        open_store(f"{scheme}://bucket/run")
-
-
-def test_object_store_with_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    register(monkeypatch, s3=f"{__name__}:open_third_party")
-    monkeypatch.setattr(EntryPoint, "load", lambda self: globals()[self.value.rpartition(":")[2]])
-    assert open_store("s3://bucket/run").url == "s3://bucket/run"
-
-
 @pytest.mark.parametrize("url", ["ftp://host/run", "fiel:///run", "hdfs+x://a"])
 def test_unknown_scheme(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     register(monkeypatch, third="a:b")
@@ -106,7 +93,7 @@ def test_unknown_scheme(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
         open_store(url)
     said = str(caught.value)
     assert f"unknown scheme {url.partition(':')[0]!r}" in said
-    assert "known are a directory, file, memory, third" in said
+    assert "known are a directory, az, file, gs, memory, s3, third" in said
     assert "\n" not in said
 
 

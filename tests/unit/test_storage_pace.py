@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from forebay.errors import UsageError
-from forebay.storage.pace import LARGEST_GRAIN_BYTES, Pace
+from forebay.storage.pace import LARGEST_GRAIN_BYTES, Pace, start_delay_s
 
 RATE = 64 * 2**20
 
@@ -99,10 +99,83 @@ def test_threads_share_one_budget() -> None:
 def test_a_grain_is_whole_pages_and_bounded(rate: float) -> None:
     grain = Pace(rate).grain_bytes
     assert grain % 4096 == 0
-    assert 64 * 2**10 <= grain <= LARGEST_GRAIN_BYTES
+    assert 4096 <= grain <= LARGEST_GRAIN_BYTES
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
 def test_a_rate_must_be_positive(rate: float) -> None:
     with pytest.raises(UsageError, match="pace: expected more than 0"):
         Pace(rate)
+
+
+def test_requests_have_a_budget_of_their_own(clock: Clock) -> None:
+    pace = Pace(None, 100.0, clock=clock, sleep=clock.sleep)
+    for _ in range(500):
+        pace.ask()
+    assert clock.now_s - 100.0 == pytest.approx((500 - 2.5) / 100)
+    pace.take(10**12)
+    assert clock.now_s - 100.0 == pytest.approx((500 - 2.5) / 100)
+
+
+def test_a_push_back_halves_the_rate_and_it_comes_back_gently(pace: Pace, clock: Clock) -> None:
+    assert pace.share == 1.0
+    assert pace.pushed_back()
+    assert pace.share == 0.5
+    assert pace.bytes_per_s == pytest.approx(RATE / 2)
+    assert not pace.pushed_back(), "what many requests are told at once is one event"
+    assert pace.share == 0.5
+    clock.now_s += 1.0
+    assert pace.share == pytest.approx(0.55)
+    assert pace.pushed_back()
+    assert pace.share == pytest.approx(0.275)
+    clock.now_s += 100.0
+    assert pace.share == 1.0
+
+
+def test_a_push_back_slows_what_is_sent(pace: Pace, clock: Clock) -> None:
+    pace.pushed_back()
+    pace.take(pace.grain_bytes)
+    before_s = clock.now_s
+    pace.take(RATE // 4)
+    assert clock.now_s - before_s == pytest.approx(0.5)
+
+
+def test_the_share_has_a_floor_and_bounds_the_lanes(pace: Pace, clock: Clock) -> None:
+    assert pace.lanes(8) == 8
+    for _ in range(20):
+        clock.now_s += 1.0
+        pace.pushed_back()
+    assert pace.share == pytest.approx(1 / 16)
+    assert pace.lanes(8) == 1
+    clock.now_s += 8.75
+    assert pace.lanes(8) == 4
+
+
+def test_late_replies_are_a_push_back(pace: Pace, clock: Clock) -> None:
+    for _ in range(50):
+        clock.now_s += 0.1
+        assert not pace.replied(0.1)
+    assert not pace.replied(0.9), "under a second is never late"
+    clock.now_s += 2
+    assert pace.replied(5.0)
+    assert pace.share == 0.5
+
+
+def test_a_store_that_is_always_slow_is_not_late(pace: Pace, clock: Clock) -> None:
+    for _ in range(50):
+        clock.now_s += 2.0
+        assert not pace.replied(3.0)
+    assert pace.share == 1.0
+
+
+def test_nodes_begin_at_times_of_their_own() -> None:
+    """2,048 nodes over 10 s: no tenth of a second sees more than three times its share."""
+    delays_s = [start_delay_s(f"run node {node}", 10.0) for node in range(2048)]
+    assert all(0 <= delay_s < 10.0 for delay_s in delays_s)
+    assert delays_s == [start_delay_s(f"run node {node}", 10.0) for node in range(2048)]
+    tenths = [0] * 100
+    for delay_s in delays_s:
+        tenths[int(delay_s * 10)] += 1
+    assert max(tenths) < 3 * 20.48
+    assert min(tenths) > 0
+    assert start_delay_s("any", 0.0) == 0.0

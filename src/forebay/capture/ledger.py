@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from forebay import errors
@@ -20,7 +20,10 @@ _QUIET = (Phase.STAGED, Phase.LOCAL, Phase.UPLOADING, Phase.SEALED)
 
 @dataclass(slots=True)
 class Line:
-    """One snapshot: its phase, when each was reached (Unix seconds), and why it failed."""
+    """One snapshot: its phase, when each was reached (Unix seconds), and why it failed.
+
+    ``news`` is the last that the agent told of how far it is: bytes, rate, when it will be durable.
+    """
 
     step: int
     attempt: str
@@ -28,6 +31,7 @@ class Line:
     reached_s: dict[Phase, float] = field(default_factory=dict)
     kind: str = ""
     detail: str = ""
+    news: Progress | None = None
 
 
 class Ledger:
@@ -70,6 +74,14 @@ class Ledger:
                 return
             if line.phase in FINAL_PHASES:
                 return
+            moved = line.phase is not progress.phase
+            trouble = "" if line.news is None else line.news.trouble
+            line.news = progress
+            if not moved:
+                line.detail = progress.detail
+                if progress.trouble and progress.trouble != trouble:
+                    emit("snapshot.waits", level=30, step=line.step, why=progress.trouble)
+                return
             line.phase = progress.phase
             line.reached_s.setdefault(progress.phase, progress.at_s)
             line.kind, line.detail = progress.kind, progress.detail
@@ -81,9 +93,7 @@ class Ledger:
     def copy_of(self, line: Line) -> Line:
         """What is known of a snapshot at one moment."""
         with self._changed:
-            return Line(
-                line.step, line.attempt, line.phase, dict(line.reached_s), line.kind, line.detail
-            )
+            return replace(line, reached_s=dict(line.reached_s))
 
     def open_lines(self) -> list[Line]:
         """Snapshots whose end is not known yet."""
@@ -112,9 +122,14 @@ class Ledger:
                 if left <= 0:
                     raise errors.DeadlineError(
                         f"step {line.step}: not {tier} after {timeout_s:g} s: it is "
-                        f"{line.phase.value}; node agent: {self.agent}"
+                        f"{line.phase.value}{_trouble(line)}; node agent: {self.agent}"
                     )
                 self._changed.wait(min(left, 1.0))
+
+
+def _trouble(line: Line) -> str:
+    """What the durable tier said last, if it is in trouble."""
+    return f" ({line.news.trouble})" if line.news is not None and line.news.trouble else ""
 
 
 def _reached(line: Line, tier: Tier) -> bool:
@@ -128,6 +143,8 @@ def _reached(line: Line, tier: Tier) -> bool:
         return True
     if tier == "local":
         return line.phase in _AFTER_LOCAL
+    if line.phase is Phase.KEPT_NEAR and line.detail:
+        raise errors.IncompleteError(f"step {line.step}: {line.detail}")
     if line.phase is Phase.KEPT_NEAR:
         raise errors.UsageError(f"step {line.step}: stays near by durable_every; wait for 'local'")
     return line.phase is Phase.COMMITTED

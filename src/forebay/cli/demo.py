@@ -12,7 +12,9 @@ from forebay.cli.output import AsJson, say_json
 
 def demo(
     directory: Annotated[Path, typer.Option(help="Where the demo works.")] = Path("demo"),
-    store: Annotated[str, typer.Option(help="Durable tier: 'file' is a directory.")] = "file",
+    store: Annotated[
+        str, typer.Option(help="Durable tier: file (a directory), s3, s3-faulty, s3-restart.")
+    ] = "file",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer steps, a smaller model.")] = False,
     as_json: AsJson = False,
 ) -> None:

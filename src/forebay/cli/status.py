@@ -15,7 +15,7 @@ from forebay.drain.agent import ask, read_config
 from forebay.errors import AgentError, ForebayError
 from forebay.format.messages import AGENT_SOCKET, AskStatus, Phase, StatusReply
 from forebay.storage.address import resolve_url
-from forebay.units import show_bytes, show_rate
+from forebay.units import show_bytes, show_rate, show_seconds
 
 _BAD = (Phase.FAILED, Phase.ABANDONED)
 
@@ -60,6 +60,8 @@ def status(
         if one["why"]:
             SCREEN.print(f"  {one['why']}", markup=False, soft_wrap=True)
         table = Table()
+        if one.get("share", 1.0) < 1.0:
+            SCREEN.print(f"  the store asked for less: {one['share']:.0%} of the budget is used")
         for name in ("step", "phase", "bytes", "done", "rate", "staged", "durable", "why"):
             table.add_column(name)
         for row in one.get("snapshots", ()):
@@ -70,12 +72,19 @@ def status(
                 show_bytes(row["done_bytes"]),
                 show_rate(row["bytes_per_s"]),
                 when(row["staged_s"]),
-                when(row["durable_s"]),
-                row["detail"],
+                _due(row),
+                row["detail"] or row["trouble"],
             )
         SCREEN.print(table)
     if not all(one["healthy"] for one in agents):
         raise typer.Exit(AgentError.exit_code)
+
+
+def _due(row: dict[str, Any]) -> str:
+    """When a snapshot became durable, or will."""
+    if row["durable_s"] or row["durable_in_s"] is None:
+        return when(row["durable_s"])
+    return f"in {show_seconds(row['durable_in_s'])}"
 
 
 def register(app: typer.Typer) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import enum
+import os
+import secrets
+import socket
 import time
 from collections.abc import Callable
 
@@ -47,6 +50,7 @@ def publish(
         step=first.step,
         attempt=first.attempt,
         committed_s=clock(),
+        committer=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(6)}",
         world_size=first.world_size,
         nodes=first.nodes,
         data_bytes=sum(s.nbytes for one in checked.gathered for s in one.record.shards),
@@ -68,7 +72,7 @@ def publish(
         ) from None
     if there.attempt != first.attempt:
         return Verdict.LOST, there
-    return (Verdict.SAME if outcome is CreateOutcome.EXISTS else Verdict.COMMITTED), there
+    return (Verdict.COMMITTED if there.committer == manifest.committer else Verdict.SAME), there
 
 
 def _put(store: Store, key: str, data: bytes) -> Ref:

@@ -20,7 +20,15 @@ NEEDED_BYTES = 2_500_000_000
 MARK = ".forebay-demo"
 RUNS = ("reference", "killed")
 RESTORES = {2: "restored-on-2", 1: "restored-on-1"}
-_OURS = ("text.u8", "summary.json", "logs", "reference.safetensors", *RUNS, *RESTORES.values())
+_OURS = (
+    "text.u8",
+    "summary.json",
+    "logs",
+    "reference.safetensors",
+    "s3",
+    *RUNS,
+    *RESTORES.values(),
+)
 
 
 @contextlib.contextmanager

@@ -17,9 +17,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from forebay.config import runtime_directory
 from forebay.demo import launch, report, text
 from forebay.demo.home import RESTORES, RUNS, exit_on_terminate, take_home
+from forebay.demo.stores import KINDS, DemoStore, open_demo_store
 from forebay.errors import DeadlineError, ForebayError, UsageError
 from forebay.format.messages import job_directory
-from forebay.format.names import manifest_key
 from forebay.storage.address import resolve_url
 from forebay.units import show_bytes, show_seconds
 
@@ -61,12 +61,14 @@ def run_demo(
         ForebayError: a run failed; the end of its log was printed.
         DeadlineError: a run or a commit took too long.
     """
-    if store != "file":
-        raise UsageError(f"demo: expected the store 'file' (a directory), found {store!r}")
+    if store not in KINDS:
+        raise UsageError(f"demo: expected a store of {', '.join(KINDS)}, found {store!r}")
     console = Console(stderr=True)
     with take_home(directory.absolute()) as home, exit_on_terminate():
-        demo = _Demo(home, QUICK if quick else FULL, console)
-        summary, differences = demo.run()
+        with open_demo_store(store, home) as durable:
+            demo = _Demo(home, QUICK if quick else FULL, console, durable)
+            summary, differences = demo.run()
+        summary["store"] = store
         (home / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     out = console if json_out else Console()
     out.print(report.make_table(summary, differences))
@@ -77,8 +79,9 @@ def run_demo(
 class _Demo:
     """One demo in one directory. Used once, by one thread."""
 
-    def __init__(self, home: Path, course: Course, console: Console) -> None:
+    def __init__(self, home: Path, course: Course, console: Console, store: DemoStore) -> None:
         self.home = home
+        self.store = store
         self.course = course
         self.console = console
         self.text = home / "text.u8"
@@ -137,7 +140,6 @@ class _Demo:
         Raises ForebayError when the step was committed too early to prove anything.
         """
         step, out = self.course.kill_step, self.home / "killed"
-        manifest = self._store("killed") / manifest_key(step)
         marks = [out / f"saved-{step}.{rank}" for rank in range(RANKS)]
         with self._job("killed"):
             with (
@@ -148,13 +150,16 @@ class _Demo:
                 pids = [int(mark.read_text()) for mark in marks]
                 run.kill_ranks(pids)
                 killed = time.monotonic()
-                if manifest.exists():
+                if self.store.committed("killed", step):
                     raise ForebayError(
                         f"demo: step {step} was committed before its ranks were dead: the kill "
                         "proves nothing; run it again on a quieter machine"
                     )
             self._say(f"killed ranks {pids} while step {step} drained; its agent goes on")
-            while not manifest.exists():
+            happened = self.store.disturb()
+            if happened:
+                self._say(happened)
+            while not self.store.committed("killed", step):
                 if time.monotonic() > killed + COMMIT_TIMEOUT_S:
                     raise DeadlineError(
                         f"demo: step {step} not committed {COMMIT_TIMEOUT_S:g} s after the kill: "
@@ -179,9 +184,9 @@ class _Demo:
         self, what: str, name: str, ranks: int, rate: float | None, mode: str
     ) -> contextlib.AbstractContextManager[launch.Run]:
         course = self.course
-        store = self._store("reference" if name == "reference" else "killed")
+        store = self.store.url("reference" if name == "reference" else "killed")
         arguments = [
-            *("--mode", mode, "--store", str(store), "--text", str(self.text)),
+            *("--mode", mode, "--store", store, "--text", str(self.text)),
             *("--steps", str(course.steps), "--every", str(course.every)),
             *("--batch", str(course.batch)),
             *(("--drain-bytes-per-s", repr(rate)) if rate is not None else ()),
@@ -239,11 +244,8 @@ class _Demo:
 
             yield tick
 
-    def _store(self, run: str) -> Path:
-        return self.home / run / "store"
-
     def _job_directory(self, run: str) -> Path:
-        return job_directory(runtime_directory(), resolve_url(self._store(run)), 0)
+        return job_directory(runtime_directory(), resolve_url(self.store.url(run)), 0)
 
     def _final(self, name: str) -> Path:
         return self.home / name / report.FINAL

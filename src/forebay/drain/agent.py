@@ -138,10 +138,13 @@ def main(arguments: list[str]) -> int:
         # No thread and no lock yet: the child is nobody's child, and its starter is free at once.
         os._exit(0)
     try:
-        return run_agent(Path(arguments[-1]))
+        status = run_agent(Path(arguments[-1]))
     except ForebayError as error:
         LOGGER.error("%s", error)
         return error.exit_code
+    logging.shutdown()
+    # A thread that hangs in a store must not hold up the end: nothing of it is needed any more.
+    os._exit(status)
 
 
 if __name__ == "__main__":

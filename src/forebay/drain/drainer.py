@@ -8,20 +8,21 @@ crawls keeps no slot, once there is a local tier.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from forebay.drain import spill
 from forebay.drain.finish import Finisher
-from forebay.drain.job import Digests, Part, PartState, Snapshot
-from forebay.drain.journal import Accepted, Spilled, Uploaded
+from forebay.drain.job import Digests, Part, PartState, Snapshot, to_replace
+from forebay.drain.journal import Accepted, Began, Spilled, Uploaded
 from forebay.drain.slots import Slots, Ticket
 from forebay.drain.snapshots import Snapshots
 from forebay.drain.upload import upload_file
 from forebay.drain.work import Stopped, Work
 from forebay.errors import ForebayError, StoreError
 from forebay.format import names
-from forebay.format.messages import Phase
-from forebay.storage.pace import Pace
+from forebay.format.messages import AgentConfig, Phase
+from forebay.storage.pace import start_delay_s
 from forebay.storage.store import Store
 from forebay.watch.events import emit
 
@@ -40,7 +41,8 @@ class Drainer:
         work: Work,
         durable: Store,
         local: Store | None,
-        pace: Pace,
+        config: AgentConfig,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._slots = slots
         self._snapshots = snapshots
@@ -48,7 +50,9 @@ class Drainer:
         self._work = work
         self._durable = durable
         self._local = local
-        self._pace = pace
+        self._queue = config.queue
+        self._delay_s = start_delay_s(f"{config.run} node {config.node}", config.stagger_s)
+        self._clock = clock
         self._slot_lanes = asyncio.Semaphore(_LANES)
         self._upload_lanes = asyncio.Semaphore(_LANES)
         self._local_failed: set[tuple[int, str]] = set()
@@ -82,13 +86,18 @@ class Drainer:
         """Bring one part to its last tier; seal and commit when it was the last one."""
         try:
             if part.state is PartState.STAGED:
+                if self._local is None:
+                    await self._turn(snapshot)
                 async with self._slot_lanes:
                     self._go_on(snapshot)
                     await self._from_slot(snapshot, part)
             if part.state is PartState.LOCAL and not snapshot.near:
+                self._replace()
+                await self._turn(snapshot)
                 async with self._upload_lanes:
                     self._go_on(snapshot)
-                    await self._from_local(snapshot, part)
+                    if not snapshot.replaced:
+                        await self._from_local(snapshot, part)
         except Stopped:
             pass
         except Exception as error:  # noqa: BLE001 - even a bug ends its snapshot and nothing else
@@ -100,6 +109,20 @@ class Drainer:
                 self._snapshots.free(part)
         if snapshot.drained and not snapshot.final and not snapshot.sealing:
             await self._finisher.finish(snapshot)
+
+    def _replace(self) -> None:
+        """Let snapshots that have not begun to upload give way to newer ones, beyond the queue."""
+        for old, new in to_replace(self._snapshots.all.values(), self._queue):
+            old.replaced = (
+                f"step {new.step} took its place before its upload began: the durable tier is "
+                "slower than the saves come; it stays on the local tier"
+            )
+            emit("snapshot.replaced", level=30, step=old.step, by=new.step)
+
+    async def _turn(self, snapshot: Snapshot) -> None:
+        """Wait for this node's turn in the window over which nodes begin to upload."""
+        begun_s = min(part.stamp.staged_s for part in snapshot.parts.values())
+        await self._work.sleep(min(self._delay_s, begun_s + self._delay_s - self._clock()))
 
     def _go_on(self, snapshot: Snapshot) -> None:
         """Raise Stopped when the snapshot has ended or nothing new shall begin."""
@@ -160,25 +183,28 @@ class Drainer:
     def _write(self, snapshot: Snapshot, part: Part, image: memoryview) -> None:
         if image.nbytes:
             told, key = self._told(snapshot, part), _key(snapshot, part)
-            spill.write_image(self._durable, key, image, on_progress=told, pace=self._pace)
+            log = _Log(self._snapshots, snapshot, part)
+            spill.write_image(self._durable, key, image, on_progress=told, log=log)
 
     async def _from_local(self, snapshot: Snapshot, part: Part) -> None:
         local, nbytes = self._local, part.layout.image_bytes
         if local is None:
             raise StoreError("its image is on a local tier that this agent was not given")
         told, key = self._told(snapshot, part), _key(snapshot, part)
+        log = _Log(self._snapshots, snapshot, part)
 
         def copy() -> None:
             if nbytes:
-                upload_file(local, self._durable, key, nbytes, on_progress=told, pace=self._pace)
+                upload_file(local, self._durable, key, nbytes, on_progress=told, log=log)
 
         await self._upload(snapshot, part, copy)
         self._moved(snapshot, part, PartState.UPLOADED)
 
     async def _upload(self, snapshot: Snapshot, part: Part, write: Callable[[], None]) -> None:
-        """Run one upload, again after a passing failure. Raises what the last try raised."""
+        """Run one upload, again while it fails and patience lasts. Raises what the last try did."""
         part.uploading = True
         self._show(snapshot)
+        most = 0
 
         def once() -> None:
             if snapshot.final:
@@ -186,7 +212,12 @@ class Drainer:
             part.done_bytes = 0
             write()
 
-        await self._work.again(once)
+        def moved() -> bool:
+            nonlocal most
+            before, most = most, max(most, part.done_bytes)
+            return most > before
+
+        await self._work.again(once, moved=moved, trouble=self._snapshots.trouble(snapshot))
 
     def _moved(self, snapshot: Snapshot, part: Part, state: PartState) -> None:
         """Note that a part is safe in its next tier."""
@@ -204,6 +235,30 @@ class Drainer:
             self._snapshots.advance(snapshot, Phase.LOCAL)
         if any(part.uploading for part in parts) and (passed or snapshot.spilled):
             self._snapshots.advance(snapshot, Phase.UPLOADING)
+
+
+class _Log:
+    """Remembers the upload of one part, in the journal. Called from the thread that writes."""
+
+    def __init__(self, snapshots: Snapshots, snapshot: Snapshot, part: Part) -> None:
+        self._snapshots, self._snapshot, self._part = snapshots, snapshot, part
+
+    def known(self) -> tuple[str, int] | None:
+        """Id and part size of an upload that may be gone on with."""
+        return self._part.upload
+
+    def begun(self, upload_id: str, part_bytes: int) -> None:
+        """Noted, and durable, before the first of its parts is sent."""
+        self._part.upload = upload_id, part_bytes
+        self._snapshots.note(
+            Began(
+                step=self._snapshot.step,
+                attempt=self._snapshot.attempt,
+                rank=self._part.layout.rank,
+                upload_id=upload_id,
+                part_bytes=part_bytes,
+            )
+        )
 
 
 def _key(snapshot: Snapshot, part: Part) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 
@@ -62,9 +63,13 @@ class Finisher:
                     if snapshot.near:
                         raise
             if snapshot.near:
-                self._snapshots.end(snapshot, Phase.KEPT_NEAR)
+                kind = IncompleteError.kind if snapshot.replaced else ""
+                self._snapshots.end(snapshot, Phase.KEPT_NEAR, kind=kind, detail=snapshot.replaced)
                 return
-            await self._work.again(lambda: put_record(self._durable, record))
+            await self._work.again(
+                lambda: put_record(self._durable, record),
+                trouble=self._snapshots.trouble(snapshot),
+            )
         except Stopped:
             return
         except Exception as error:  # noqa: BLE001 - even a bug ends its snapshot and nothing else
@@ -78,8 +83,11 @@ class Finisher:
         nodes = next(iter(snapshot.parts.values())).layout.nodes
         work = self._gather if self._config.node == 0 else self._await_manifest
         try:
-            await self._work.commit(self._require_own_record, snapshot.step, snapshot.attempt)
-            await self._work.commit(work, snapshot.step, snapshot.attempt, nodes)
+            await self._work.again(
+                lambda: self._finish(work, snapshot.step, snapshot.attempt, nodes),
+                trouble=self._snapshots.trouble(snapshot),
+                commits=True,
+            )
         except Stopped:
             return
         except DeadlineError as error:
@@ -89,6 +97,12 @@ class Finisher:
         else:
             self._snapshots.end(snapshot, Phase.COMMITTED)
             await self._retain()
+
+    def _finish(
+        self, work: Callable[[int, str, int], None], step: int, attempt: str, nodes: int
+    ) -> None:
+        self._require_own_record(step, attempt)
+        work(step, attempt, nodes)
 
     def _require_own_record(self, step: int, attempt: str) -> None:
         """Raise IncompleteError when what this node sealed is gone again: nobody need wait for it.
@@ -179,8 +193,10 @@ class Finisher:
         """Commit what an earlier start left complete, newer than the newest manifest."""
         catalog = Catalog(self._durable)
         try:
-            newest = await self._work.commit(catalog.latest)
-            found = await self._work.commit(catalog.unfinished)
+            newest = await self._work.again(catalog.latest, commits=True)
+            found = await self._work.again(catalog.unfinished, commits=True)
+        except Stopped:
+            return
         except (ForebayError, OSError) as error:
             emit("commit.not_finished", level=30, why=error)
             return
@@ -195,7 +211,11 @@ class Finisher:
                 continue  # its own commit is under way, or has ended as it has
             step, attempt, nodes = left.step, left.attempt, left.nodes
             try:
-                await self._work.commit(self._commit_now, step, attempt, nodes)
+                await self._work.again(
+                    functools.partial(self._commit_now, step, attempt, nodes), commits=True
+                )
+            except Stopped:
+                return
             except (ForebayError, OSError) as error:
                 emit("commit.not_finished", level=30, step=step, attempt=attempt, why=error)
             else:

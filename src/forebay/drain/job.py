@@ -57,7 +57,8 @@ class Part:
     """One rank's part of a snapshot: its ticket, where its slot is, how far it came.
 
     ``slot_held`` is True until the slot is given back, ``reading`` while a thread reads it.
-    ``direct`` says that the image goes past the local tier; ``uploading`` that it began to leave.
+    ``direct`` says that the image goes past the local tier; ``uploading`` that it began to leave;
+    ``upload`` is id and part size of the store's upload, once it has one that may be gone on with.
     """
 
     layout: Layout
@@ -70,6 +71,7 @@ class Part:
     reading: bool = False
     direct: bool = False
     uploading: bool = False
+    upload: tuple[str, int] | None = None
     done_bytes: int = 0
 
     def move(self, state: PartState) -> None:
@@ -94,7 +96,11 @@ class Part:
 
 @dataclass(slots=True, kw_only=True)
 class Snapshot:
-    """All parts of one step and attempt on this node; ``sealing`` once its end is under way."""
+    """All parts of one step and attempt on this node; ``sealing`` once its end is under way.
+
+    ``replaced`` says by what, when a newer one took its place before it began to upload.
+    ``trouble`` is what the durable tier said last, while it is tried again.
+    """
 
     step: int
     attempt: str
@@ -103,6 +109,8 @@ class Snapshot:
     phase: Phase = Phase.STAGED
     reached_s: dict[Phase, float] = field(default_factory=dict)
     sealing: bool = False
+    replaced: str = ""
+    trouble: str = ""
     detail: str = ""
     kind: str = ""
 
@@ -128,8 +136,18 @@ class Snapshot:
 
     @property
     def near(self) -> bool:
-        """True when it stays on the local tier: some rank said so."""
-        return any(not part.stamp.durable for part in self.parts.values())
+        """True when it stays on the local tier: some rank said so, or it was replaced."""
+        return bool(self.replaced) or any(not part.stamp.durable for part in self.parts.values())
+
+    @property
+    def uploading(self) -> bool:
+        """True when a part of it has begun to leave for the durable tier."""
+        return any(part.uploading for part in self.parts.values())
+
+    @property
+    def waiting(self) -> bool:
+        """True while all of it is on the local tier and nothing has begun to leave."""
+        return self.spilled and not (self.final or self.near or self.uploading or self.sealing)
 
     @property
     def spilled(self) -> bool:
@@ -161,6 +179,20 @@ class Snapshot:
             raise AssertionError(f"step {self.step}: {self.phase} -> {phase}")
         self.phase, self.kind, self.detail = phase, kind, detail
         self.reached_s[phase] = at_s
+
+
+def to_replace(snapshots: Iterable[Snapshot], queue: int) -> list[tuple[Snapshot, Snapshot]]:
+    """Waiting snapshots that give way, each with the newer one for whose sake.
+
+    ``queue`` may wait behind the one that uploads; where none does, the first in line is about to.
+    """
+    known = [snapshot for snapshot in snapshots if not snapshot.final]
+    waiting = [snapshot for snapshot in known if snapshot.waiting]
+    busy = any(snapshot.uploading for snapshot in known)
+    keep = queue if busy else queue + 1
+    first = 0 if busy else 1
+    surplus = len(waiting) - keep
+    return [(old, waiting[-1]) for old in waiting[first : first + surplus]] if surplus > 0 else []
 
 
 def overtaken(snapshot: Snapshot, others: Iterable[Snapshot]) -> set[int]:

@@ -7,6 +7,7 @@ in the middle of an append leaves, ends the replay; whatever it said is done aga
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -46,6 +47,16 @@ class Uploaded(Spilled, tag="uploaded", frozen=True, kw_only=True):
     """A rank's image is on the durable tier."""
 
 
+class Began(msgspec.Struct, tag="began", frozen=True, kw_only=True):
+    """The durable tier opened an upload for a rank's image: its parts may come in several lives."""
+
+    step: int
+    attempt: str
+    rank: int
+    upload_id: str
+    part_bytes: int
+
+
 class Ended(msgspec.Struct, tag="ended", frozen=True, kw_only=True):
     """A snapshot reached its end, or was sealed: nothing of it has to be drained again."""
 
@@ -58,7 +69,7 @@ class Ended(msgspec.Struct, tag="ended", frozen=True, kw_only=True):
     detail: str = ""
 
 
-Line: TypeAlias = Accepted | Spilled | Uploaded | Ended
+Line: TypeAlias = Accepted | Spilled | Uploaded | Began | Ended
 
 
 def key_of(line: Line) -> tuple[int, str]:
@@ -94,12 +105,16 @@ def read_journal(data: bytes) -> Iterator[tuple[Line, int]]:
 
 
 class Journal:
-    """The journal of one job on one node. Each line is durable when ``write`` returns."""
+    """The journal of one job on one node. Each line is durable when ``write`` returns.
+
+    Lines may come from any thread.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: AppendFile | None = None
         self._good_bytes = 0
+        self._lock = threading.Lock()
 
     def replay(self) -> list[Line]:
         """Lines of an earlier agent; none when there was none."""
@@ -124,16 +139,17 @@ class Journal:
     def write(self, line: Line) -> None:
         """Append one line. Raises OSError when the disk refuses; a later line may still be kept."""
         frame = _frame(line)
-        if self._file is None:
-            self._file = AppendFile(self.path)
-            # What a failed append left would hide every line behind it.
-            os.truncate(self.path, self._good_bytes)
-        try:
-            self._file.append(frame)
-        except OSError:
-            self.close()
-            raise
-        self._good_bytes += len(frame)
+        with self._lock:
+            if self._file is None:
+                self._file = AppendFile(self.path)
+                # What a failed append left would hide every line behind it.
+                os.truncate(self.path, self._good_bytes)
+            try:
+                self._file.append(frame)
+            except OSError:
+                self.close()
+                raise
+            self._good_bytes += len(frame)
 
     def close(self) -> None:
         """Close the file."""

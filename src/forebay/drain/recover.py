@@ -5,7 +5,7 @@ from __future__ import annotations
 from forebay.drain.drainer import Drainer
 from forebay.drain.finish import Finisher
 from forebay.drain.job import Digests, Part, PartState, Snapshot
-from forebay.drain.journal import Accepted, Ended, Journal, Line, Spilled, Uploaded, key_of
+from forebay.drain.journal import Accepted, Began, Ended, Journal, Line, Spilled, Uploaded, key_of
 from forebay.drain.slots import Slots
 from forebay.drain.snapshots import REMEMBERED, Snapshots
 from forebay.drain.work import Work
@@ -76,7 +76,11 @@ def _replay(snapshots: Snapshots, line: Line) -> None:
             snapshots.last_committed = max(line.step, snapshots.last_committed or 0)
         snapshots.add(snapshot)
     elif snapshot is not None and line.rank in snapshot.parts:
-        _reached(snapshot.parts[line.rank], line)
+        part = snapshot.parts[line.rank]
+        if isinstance(line, Began):
+            part.upload = line.upload_id, line.part_bytes
+        else:
+            _reached(part, line)
 
 
 def _reached(part: Part, line: Spilled) -> None:

@@ -22,25 +22,35 @@ from forebay.drain.missing import Missing
 from forebay.drain.recover import recover
 from forebay.drain.slots import Slots, lock_owner
 from forebay.drain.snapshots import Snapshots
-from forebay.drain.status import status_of
+from forebay.drain.status import forecast, status_of
 from forebay.drain.trainers import Trainers
 from forebay.drain.wire import short_path
 from forebay.drain.work import Work
-from forebay.format.messages import AGENT_SOCKET, AgentConfig, Skip, StatusReply, job_name
+from forebay.format.messages import (
+    AGENT_SOCKET,
+    AgentConfig,
+    Skip,
+    StatusReply,
+    config_digest,
+    job_name,
+)
 from forebay.storage.address import open_store
 from forebay.storage.pace import Pace
 from forebay.storage.store import Store
 from forebay.watch.events import emit
 
 _POLL_S = 0.2
+_SHOW_S = 1.0
 _STOP_LIMIT_S = 20.0
+_HANDOVER_LIMIT_S = 2.0
 
 
 class Agent:
     """Serves the trainers of one job on one node until there is nothing left to do."""
 
     def __init__(self, directory: Path, config: AgentConfig) -> None:
-        durable = open_store(config.run)
+        durable = open_store(config.run, single_writer=config.commit_mode == "single-writer")
+        durable.pace = Pace(config.drain_bytes_per_s, config.drain_requests_per_s)
         local: Store | None = None
         home: Path | None = None
         if config.local is not None:
@@ -49,9 +59,12 @@ class Agent:
             local = open_store(home)
         self._directory = directory
         self._config = config
+        self._durable = durable
+        self._shown_s = 0.0
+        self._limit_s = _STOP_LIMIT_S
         self._journal = Journal(journal_path(directory, home))
         self._slots = Slots(directory)
-        self._work = Work()
+        self._work = Work(config.store_timeout_s)
         self._trainers = Trainers(directory, config.run, self)
         self._missing = Missing(self._trainers.lives)
         self._snapshots = Snapshots(
@@ -72,7 +85,7 @@ class Agent:
             work=self._work,
             durable=durable,
             local=local,
-            pace=Pace(config.drain_bytes_per_s),
+            config=config,
         )
         self._alone_since = time.monotonic()
         self._ended = asyncio.Event()
@@ -105,7 +118,7 @@ class Agent:
             server.close()
             self._trainers.close()
             path.unlink(missing_ok=True)
-            await self._work.stop(_STOP_LIMIT_S)
+            await self._work.stop(self._limit_s)
             self._journal.close()
             self._slots.close()
         if done:
@@ -122,6 +135,17 @@ class Agent:
             emit("agent.scan_failed", level=logging.ERROR, why=error)
         for snapshot, why in self._missing.look(self.known()):
             self._snapshots.abandon(snapshot, why)
+        self._show()
+
+    def _show(self) -> None:
+        """Tell the ranks, once a second, how far their snapshots are and when they are durable."""
+        now_s = time.time()
+        if now_s - self._shown_s < _SHOW_S:
+            return
+        self._shown_s = now_s
+        due = forecast(self.known(), now_s, self._durable.pace.bytes_per_s)
+        for snapshot in self._snapshots.unfinished:
+            self._trainers.show(snapshot, now_s, due.get(snapshot.key))
 
     def known(self) -> list[Snapshot]:
         """All snapshots, in the order in which they were first seen."""
@@ -135,6 +159,15 @@ class Agent:
         """Return once a task has ended, or after ``timeout_s``."""
         await self._work.changed(timeout_s)
 
+    def outdated(self, config: str) -> bool:
+        """End, so that the job starts an agent with its own settings and keys: it goes on."""
+        if config == config_digest(self._config):
+            return False
+        emit("agent.outdated", why="a new start of the job brings other settings or keys")
+        self._limit_s = _HANDOVER_LIMIT_S
+        self._ended.set()
+        return True
+
     def skip(self, message: Skip, node_ranks: tuple[int, ...]) -> None:
         """A rank took no snapshot: the set of all ranks ends with that."""
         self._snapshots.skip(
@@ -144,6 +177,9 @@ class Agent:
     def status(self, *, settled: bool) -> StatusReply:
         """The state of everything."""
         now_s = time.time()
+        pace = self._durable.pace
+        limit = pace.bytes_per_s
+        due = forecast(self.known(), now_s, limit)
         return StatusReply(
             pid=os.getpid(),
             version=forebay.__version__,
@@ -151,10 +187,13 @@ class Agent:
             node=self._config.node,
             trainers=self._trainers.ranks,
             settled=settled,
-            snapshots=[status_of(snapshot, now_s) for snapshot in self.known()],
+            snapshots=[status_of(one, now_s, due.get(one.key)) for one in self.known()],
             committed=self._snapshots.committed,
             failed=self._snapshots.failed,
             skipped=self._snapshots.skipped,
+            replaced=self._snapshots.replaced,
+            share=pace.share,
+            limit_bytes_per_s=limit,
             last_committed_step=self._snapshots.last_committed,
         )
 

@@ -31,7 +31,7 @@ class Snapshots:
         self.node = node
         self.tell = tell
         self.all: dict[tuple[int, str], Snapshot] = {}
-        self.committed = self.failed = self.skipped = 0
+        self.committed = self.failed = self.skipped = self.replaced = 0
         self.last_committed: int | None = None
         self._slots = slots
         self._journal = journal
@@ -99,6 +99,9 @@ class Snapshots:
             self.skipped += 1
         elif phase is not Phase.KEPT_NEAR:
             self.failed += 1
+        elif snapshot.replaced:
+            self.replaced += 1
+        snapshot.trouble = ""
         self._note_end(snapshot)
         for part in snapshot.parts.values():
             self.free(part)
@@ -119,6 +122,14 @@ class Snapshots:
         if part is not None:
             where = f"rank {part.layout.rank} on {where} ({part.components})"
         self.end(snapshot, Phase.FAILED, kind=kind, detail=f"{where}: {cause}")
+
+    def trouble(self, snapshot: Snapshot) -> Callable[[str], None]:
+        """What hears why a tier has to be tried again, and "" once it went well."""
+
+        def hear(why: str) -> None:
+            snapshot.trouble = why
+
+        return hear
 
     def abandon(self, snapshot: Snapshot, why: str) -> None:
         """Give a snapshot up whose missing parts will never come."""

@@ -53,6 +53,9 @@ class Desk(Protocol):
     async def changed(self, timeout_s: float) -> None:
         """Return once a task has ended, or after ``timeout_s``."""
 
+    def outdated(self, config: str) -> bool:
+        """True when a new start of the job wants an agent with another config: this one ends."""
+
     def skip(self, message: Skip, node_ranks: tuple[int, ...]) -> None:
         """A rank took no snapshot."""
 
@@ -97,7 +100,11 @@ class Trainers:
         if snapshot.detail:
             fields["why"] = snapshot.detail
         emit(f"snapshot.{snapshot.phase.value}", level=level, **fields)
-        frame = write_frame(progress_of(snapshot))
+        self.show(snapshot, time.time(), None)
+
+    def show(self, snapshot: Snapshot, now_s: float, durable_in_s: float | None) -> None:
+        """Tell every rank of the snapshot's attempt how far it is."""
+        frame = write_frame(progress_of(snapshot, now_s, durable_in_s))
         for hello, writer in self._connected.values():
             if hello.attempt == snapshot.base_attempt and not writer.is_closing():
                 writer.write(frame)
@@ -138,6 +145,8 @@ class Trainers:
             writer.write(write_frame(Refused(kind=AgentError.kind, text=text)))
             return None
         if hello.attempt != self._attempt:
+            if hello.config and self._desk.outdated(hello.config):
+                raise ConnectionResetError("this agent ends")
             self._attempt = hello.attempt
             self.said_bye.clear()
         self.said_bye.discard(hello.rank)
@@ -147,7 +156,7 @@ class Trainers:
         self._desk.look()
         for snapshot in self._desk.known():
             if snapshot.base_attempt == hello.attempt:
-                writer.write(write_frame(progress_of(snapshot)))
+                writer.write(write_frame(progress_of(snapshot, time.time())))
         return hello
 
     def _hear(self, message: Message, hello: Hello | None, writer: asyncio.StreamWriter) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from collections.abc import Callable
 
 from forebay.drain.spill import write_image
 from forebay.errors import StoreError
-from forebay.storage.pace import Pace
+from forebay.storage.multipart import UploadLog
 from forebay.storage.store import Store
-
-_WINDOW_BYTES = 32 * 2**20
 
 
 def upload_file(
@@ -21,11 +20,11 @@ def upload_file(
     nbytes: int,
     *,
     on_progress: Callable[[int], None],
-    pace: Pace,
+    log: UploadLog | None = None,
 ) -> None:
     """Write the image under the same key; durable on return.
 
-    Pages that have left are dropped, so that the agent stays small whatever the image's size.
+    Pages that were read are dropped, so that the agent stays small whatever the image's size.
     Raises StoreError when the local file is gone or cut, and as ``write_image``.
     """
     path = local.local_path(key)
@@ -43,20 +42,14 @@ def upload_file(
             os.close(fd)
     except OSError as error:
         raise StoreError(f"{path}: cannot be read back from the local tier: {error}") from error
-    done = dropped = 0
 
-    def told(count: int) -> None:
-        nonlocal done, dropped
-        done += count
-        ready = done // mmap.PAGESIZE * mmap.PAGESIZE
-        if ready - dropped >= _WINDOW_BYTES and ready <= nbytes:
-            mapping.madvise(mmap.MADV_DONTNEED, dropped, ready - dropped)
-            dropped = ready
-        on_progress(count)
+    def drop(start: int, count: int) -> None:
+        mapping.madvise(mmap.MADV_DONTNEED, start, count)
 
     view = memoryview(mapping)
     try:
-        write_image(durable, key, view, on_progress=told, pace=pace)
+        write_image(durable, key, view, on_progress=on_progress, on_drop=drop, log=log)
     finally:
-        view.release()
-        mapping.close()
+        with contextlib.suppress(BufferError):  # a request that hangs still holds a part of it
+            view.release()
+            mapping.close()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from forebay.errors import FullError, StoreError
+from forebay.errors import DeniedError, FullError, StoreError
+from forebay.storage.patience import Patience
 from forebay.watch.events import emit
 
-TRIES = 5
-_FIRST_WAIT_S = 0.2
 _BYTE_THREADS = 8  # two lanes of spill and two of upload, each with a hashing or waiting peer
 _COMMIT_THREADS = 16  # mostly asleep: a commit waits for other nodes
 
@@ -24,13 +24,18 @@ class Stopped(Exception):  # noqa: N818 - no error: the next agent goes on
 
 
 class Work:
-    """Runs byte work and commits beside the loop. Belongs to the loop's thread."""
+    """Runs byte work and commits beside the loop. Belongs to the loop's thread.
 
-    def __init__(self) -> None:
+    ``patience_s`` is for how long a tier that fails is tried again while nothing comes through.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
         self._bytes = ThreadPoolExecutor(_BYTE_THREADS, thread_name_prefix="bytes")
         self._commits = ThreadPoolExecutor(_COMMIT_THREADS, thread_name_prefix="commit")
         self._tasks: set[asyncio.Task[None]] = set()
         self._nap = threading.Event()
+        self._awake = asyncio.Event()
         self.stopping = False
         self.cut = False
 
@@ -65,24 +70,53 @@ class Work:
         """Run a commit, or what belongs to one, in a thread that may wait long."""
         return await asyncio.get_running_loop().run_in_executor(self._commits, work, *args)
 
-    async def again(self, work: Callable[[], _T]) -> _T:
-        """Run byte work, again after a passing failure of the tier; raises what the last try did.
+    async def again(
+        self,
+        work: Callable[[], _T],
+        *,
+        moved: Callable[[], bool] | None = None,
+        trouble: Callable[[str], None] | None = None,
+        commits: bool = False,
+    ) -> _T:
+        """Run work on a tier, again after each failure that may pass, until patience ends.
 
-        A full tier is not tried again: somebody has to make room.
+        ``moved`` says whether anything came through since it was last asked: that moves the
+        deadline. ``trouble`` hears why it has to be tried again, and "" when it went well. A
+        refusal is tried again as well, since keys and buckets are mended while the bytes wait. A
+        full tier is not: somebody has to make room. Raises what the last try raised.
         """
-        wait_s = _FIRST_WAIT_S
-        for left in range(TRIES - 1, -1, -1):
+        patience = Patience(self._patience_s)
+        run = self.commit if commits else self.move
+        while True:
             try:
-                return await self.move(work)
+                result = await run(work)
             except StoreError as error:
                 if self.stopping:
                     raise Stopped from error
-                if left == 0 or isinstance(error, FullError):
+                if isinstance(error, FullError):
                     raise
-                emit("store.retry", level=30, why=error, tries_left=left)
-                await asyncio.sleep(wait_s)
-                wait_s *= 2
-        raise AssertionError("unreachable")
+                if moved is not None and moved():
+                    patience.progressed()
+                wait_s = patience.next_wait_s()
+                if wait_s is None:
+                    raise
+                if trouble is not None:
+                    trouble(str(error))
+                level = 40 if isinstance(error, DeniedError) else 30
+                emit("store.retry", level=level, why=error, wait_s=round(wait_s, 3))
+                await self.sleep(wait_s)
+            else:
+                if trouble is not None:
+                    trouble("")
+                return result
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep in the loop. Raises Stopped as soon as the agent stops."""
+        if seconds > 0 and not self.stopping:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._awake.wait(), seconds)
+        if self.stopping:
+            raise Stopped
 
     def nap(self, seconds: float) -> None:
         """Sleep in a thread. Raises Stopped as soon as the agent stops."""
@@ -93,6 +127,7 @@ class Work:
         """Let the work in hand end, for ``limit_s``; then cut it off between two writes."""
         self.stopping = True
         self._nap.set()
+        self._awake.set()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=limit_s)
         self.cut = True

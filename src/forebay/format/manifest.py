@@ -32,7 +32,11 @@ class Ref(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One committed checkpoint. ``data_bytes`` sums the images; ``committed_s`` is Unix time."""
+    """One committed checkpoint. ``data_bytes`` sums the images; ``committed_s`` is Unix time.
+
+    ``committer`` names the process and the try that wrote it: who finds it knows whether it is
+    his own, also when the reply to its creation was lost.
+    """
 
     version: int
     features: list[str]
@@ -41,6 +45,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     step: int
     attempt: str
     committed_s: float
+    committer: str
     world_size: int
     nodes: int
     data_bytes: int

@@ -46,7 +46,8 @@ FINAL_PHASES = frozenset(
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an agent must know before the first trainer speaks; written beside its socket.
 
-    Sizes in bytes, times in seconds. ``drain_bytes_per_s`` None means as fast as the tier takes.
+    Sizes in bytes, times in seconds; ``drain_bytes_per_s`` and ``drain_requests_per_s`` None mean
+    as fast as the tier takes. ``environment`` is a digest of what the tiers' keys come from.
     """
 
     run: str
@@ -56,12 +57,26 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     keep_last: int | None = None
     keep_every: int | None = None
     drain_bytes_per_s: float | None = None
+    drain_requests_per_s: float | None = None
+    stagger_s: float = 0.0
+    queue: int = 1
+    store_timeout_s: float = 21600.0
+    commit_mode: str = "create"
+    environment: str = ""
     gather_timeout_s: float = 1800.0
     linger_s: float = 120.0
 
 
+def config_digest(config: AgentConfig) -> str:
+    """Tells configs apart."""
+    return hashlib.sha256(msgspec.json.encode(config)).hexdigest()[:16]
+
+
 class Hello(msgspec.Struct, tag="hello", frozen=True, kw_only=True):
-    """A trainer rank introduces itself; ``arenas`` are file names in the job's directory."""
+    """A trainer rank introduces itself; ``arenas`` are file names in the job's directory.
+
+    ``config`` is the digest of the config that it would start an agent with, "" if it starts none.
+    """
 
     protocol: int
     run: str
@@ -69,6 +84,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True, kw_only=True):
     rank: int
     pid: int
     arenas: tuple[str, ...]
+    config: str = ""
 
 
 class Welcome(msgspec.Struct, tag="welcome", frozen=True, kw_only=True):
@@ -118,18 +134,30 @@ class AskSettled(msgspec.Struct, tag="ask_settled", frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, tag="progress", frozen=True, kw_only=True):
-    """A snapshot moved on; sent to every rank of the node. ``detail`` says why when it failed."""
+    """A snapshot moved on; sent to every rank of the node, once a second while it uploads.
+
+    ``detail`` says why when it failed, ``trouble`` what the durable tier said while it is tried
+    again; ``durable_in_s`` is when it will be durable, None while that cannot be told.
+    """
 
     step: int
     attempt: str
     phase: Phase
     at_s: float
+    nbytes: int = 0
+    done_bytes: int = 0
+    bytes_per_s: float = 0.0
+    durable_in_s: float | None = None
+    trouble: str = ""
     detail: str = ""
     kind: str = ""
 
 
 class SnapshotStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One snapshot on this node: times are Unix seconds, 0 where not reached."""
+    """One snapshot on this node: times are Unix seconds, 0 where not reached.
+
+    ``bytes_per_s`` is the rate of its upload, ``durable_in_s`` as in Progress.
+    """
 
     step: int
     attempt: str
@@ -142,12 +170,18 @@ class SnapshotStatus(msgspec.Struct, frozen=True, kw_only=True):
     staged_s: float
     local_s: float
     durable_s: float
+    durable_in_s: float | None = None
+    trouble: str = ""
     detail: str = ""
     kind: str = ""
 
 
 class StatusReply(msgspec.Struct, tag="status", frozen=True, kw_only=True):
-    """What the agent is doing; ``settled`` is False when a deadline cut the wait short."""
+    """What the agent is doing; ``settled`` is False when a deadline cut the wait short.
+
+    ``share`` is how much of its budget the drain uses now: below 1.0 the store has asked for less.
+    ``limit_bytes_per_s`` is what that comes to, None without a limit.
+    """
 
     pid: int
     version: str
@@ -159,6 +193,9 @@ class StatusReply(msgspec.Struct, tag="status", frozen=True, kw_only=True):
     committed: int
     failed: int
     skipped: int
+    replaced: int = 0
+    share: float = 1.0
+    limit_bytes_per_s: float | None = None
     last_committed_step: int | None = None
 
 

@@ -5,6 +5,7 @@
     data/<step:012d>/<attempt>/node-<n:05d>/record.json.zst
     data/<step:012d>/<attempt>/index.parquet
     data/<step:012d>/<attempt>/state.msgpack.zst
+    probe/result.json, probe/<word>
 
 All are relative to the run's prefix. An attempt never contains a slash.
 """
@@ -19,6 +20,7 @@ from forebay.errors import FormatError, UsageError
 MAX_STEP = 10**12 - 1
 MANIFEST_PREFIX = "manifests/"
 DATA_PREFIX = "data/"
+PROBE_RESULT_KEY = "probe/result.json"
 
 _ATTEMPT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_=-]{0,79}(?:\.[0-9]{1,6})?")
 _MANIFEST = re.compile(r"manifests/([0-9]{12})\.json")
@@ -43,6 +45,11 @@ def check_attempt(attempt: str) -> str:
             f"attempt: expected letters, digits, '_', '-' or '=', at most 80, found {attempt!r}"
         )
     return attempt
+
+
+def probe_key(word: str) -> str:
+    """Key of an object that a probe of the store creates and deletes."""
+    return f"probe/{word}"
 
 
 def manifest_key(step: int) -> str:

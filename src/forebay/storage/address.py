@@ -37,10 +37,13 @@ def resolve_url(url: str | os.PathLike[str]) -> str:
     return text
 
 
-def open_store(url: str | os.PathLike[str], *, make: bool = True) -> Store:
+def open_store(
+    url: str | os.PathLike[str], *, make: bool = True, single_writer: bool = False
+) -> Store:
     """Open a store by URL or directory. Makes the run's directory; its parent must exist.
 
-    With ``make=False``, for reading, a directory that is not there is NotFoundError.
+    With ``make=False``, for reading, a directory that is not there is NotFoundError. With
+    ``single_writer`` an object store is not asked for conditional writes, which some lack.
 
     Other schemes come from the entry points ``forebay.stores``: a scheme,
     or what stands before its ``+``. Raises UsageError for a scheme nobody knows.
@@ -52,7 +55,7 @@ def open_store(url: str | os.PathLike[str], *, make: bool = True) -> Store:
     if scheme in _REMOTE:
         from forebay.storage import remote  # obstore and botocore are only for those who need them
 
-        return remote.open_url(text, make=make)
+        return remote.open_url(text, conditional=not single_writer)
     known = {point.name: point for point in entry_points(group=STORE_GROUP)}
     for name in (scheme, scheme.partition("+")[0]):
         if name in known:

@@ -51,7 +51,7 @@ def plan_parts(nbytes: int, part_bytes: int = PART_BYTES) -> PartPlan:
     64 MiB keep 405B on 2,048 nodes at 98,000 requests a checkpoint, where S3 takes 3,500 a second.
     """
     least = -(-nbytes // MOST_PARTS)
-    size = max(part_bytes, -(-least // _MIB) * _MIB)
+    size = part_bytes if least <= part_bytes else -(-least // _MIB) * _MIB
     return PartPlan(nbytes=nbytes, part_bytes=size, lanes=max(1, min(LANES, -(-nbytes // size))))
 
 

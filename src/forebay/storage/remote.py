@@ -58,10 +58,9 @@ _LARGEST_COMPARED_BYTES = 2**28
 _T = TypeVar("_T")
 
 
-def open_url(text: str, *, make: bool) -> RemoteStore:
+def open_url(text: str, *, conditional: bool) -> RemoteStore:
     """The store of a remote URL. Nothing is asked of it yet, and there is nothing to make."""
-    del make
-    return RemoteStore(endpoint.parse_remote(text))
+    return RemoteStore(endpoint.parse_remote(text), conditional=conditional)
 
 
 class RemoteStore(Store):

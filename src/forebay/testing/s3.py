@@ -122,7 +122,12 @@ class S3Server:
             *("-s3.port.iceberg=0", "-s3.port.lance=0", "-master.volumeSizeLimitMB=1024"),
             *(f"{flag}={port}" for flag, port in zip(_PORTS, self._ports, strict=True)),
         ]
-        home = {"HOME": str(self.directory), "PATH": os.environ.get("PATH", "")}
+        environment = {
+            "HOME": str(self.directory),
+            "PATH": os.environ.get("PATH", ""),
+            "AWS_ACCESS_KEY_ID": self.key_id,
+            "AWS_SECRET_ACCESS_KEY": self.secret,
+        }
         with (self.directory / "server.log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - a program found by name, flags of ours
                 [find_server(), "mini", *flags],
@@ -130,7 +135,7 @@ class S3Server:
                 stdout=log,
                 stderr=log,
                 cwd=self.directory,
-                env={**home, "AWS_ACCESS_KEY_ID": self.key_id, "AWS_SECRET_ACCESS_KEY": self.secret},
+                env=environment,
                 start_new_session=True,
             )
         self._await()
@@ -139,14 +144,15 @@ class S3Server:
         """Return once the bucket answers."""
         from forebay.errors import StoreError
         from forebay.storage.endpoint import parse_remote
-        from forebay.storage.s3 import S3
         from forebay.storage.pace import Pace
+        from forebay.storage.s3 import S3
 
         deadline = time.monotonic() + _START_S
         assert self._process is not None
         while self._process.poll() is None and time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection(
-                ("127.0.0.1", self.port), timeout=1
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", self.port), timeout=1),
             ):
                 break
             time.sleep(0.05)

@@ -118,6 +118,8 @@ class Drainer:
                 "slower than the saves come; it stays on the local tier"
             )
             emit("snapshot.replaced", level=30, step=old.step, by=new.step)
+            if old.drained and not old.sealing:
+                self._work.start(self._finisher.finish(old))
 
     async def _turn(self, snapshot: Snapshot) -> None:
         """Wait for this node's turn in the window over which nodes begin to upload."""

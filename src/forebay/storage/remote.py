@@ -264,9 +264,9 @@ class RemoteStore(Store):
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         body = bytes(data)
-        outcome = self.create(key, body)
+        outcome, failure = self._create(key, body)
         if outcome is CreateOutcome.UNKNOWN:
-            raise StoreError(f"{self.url}/{key}: put: its reply was lost and it is not there yet")
+            raise failure or StoreError(f"{self.url}/{key}: put: its reply was lost")
         if outcome is CreateOutcome.EXISTS and self._holds(key, body) is not True:
             raise ConflictError(f"{self.url}/{key}: exists with other bytes; nothing was changed")
 
@@ -276,34 +276,38 @@ class RemoteStore(Store):
         A refusal after a try whose reply was lost may be that try's own success: equal bytes then
         are ours, which is why what racers write must differ. UNKNOWN when patience ended first.
         """
+        return self._create(key, data)[0]
+
+    def _create(self, key: str, data: bytes) -> tuple[CreateOutcome, StoreError | None]:
+        """The outcome, and why it is unknown where it is."""
         check_key(key)
         patience = Patience(self._patience_s)
+        failure: StoreError | None = None
         doubtful = False
         while True:
             try:
                 self._create_once(key, data)
             except ConflictError:
-                failure: StoreError | None = None
-            except (DeniedError, FullError):
-                if doubtful:
-                    return CreateOutcome.UNKNOWN
-                raise
+                pass
+            except (DeniedError, FullError) as error:
+                if not doubtful:
+                    raise
+                return CreateOutcome.UNKNOWN, error
             except StoreError as error:
                 failure, doubtful = error, True
             else:
-                return CreateOutcome.COMMITTED
+                return CreateOutcome.COMMITTED, None
             try:
                 same = self._holds(key, data)
             except StoreError:
                 same = None
             if same is not None:
                 ours = same and doubtful
-                return CreateOutcome.COMMITTED if ours else CreateOutcome.EXISTS
+                return (CreateOutcome.COMMITTED if ours else CreateOutcome.EXISTS), None
             # Not there: it failed, or (409) another create is under way and may still fail.
             wait_s = patience.next_wait_s()
             if wait_s is None:
-                return CreateOutcome.UNKNOWN
-            del failure
+                return CreateOutcome.UNKNOWN, failure
             time.sleep(wait_s)
 
     def _create_once(self, key: str, data: bytes) -> None:

@@ -119,7 +119,8 @@ class S3Server:
         flags = [
             *(f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-bucket={BUCKET}"),
             *("-master.telemetry=false", "-admin.ui=false", "-webdav=false", "-s3.iam=false"),
-            *("-s3.port.iceberg=0", "-s3.port.lance=0", "-master.volumeSizeLimitMB=1024"),
+            *("-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false"),
+            "-master.volumeSizeLimitMB=1024",
             *(f"{flag}={port}" for flag, port in zip(_PORTS, self._ports, strict=True)),
         ]
         environment = {

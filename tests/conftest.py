@@ -17,6 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.servers import moto, moto_port, proxy, seaweed, weed  # noqa: F401 - fixtures for all
+
 # Begins with FOREBAY_, since rank processes are started with these variables alone.
 SESSION_VARIABLE = "FOREBAY_TEST_SESSION"
 SHARED = "/dev/shm/forebay"

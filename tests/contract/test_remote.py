@@ -16,7 +16,7 @@ from forebay.storage.endpoint import parse_remote
 from forebay.storage.remote import RANGE_BYTES, RemoteStore
 from forebay.storage.store import CreateOutcome
 from forebay.testing.store import page_aligned
-from tests.contract.conftest import Place
+from tests.servers import Place
 
 PART = 5 * 2**20
 

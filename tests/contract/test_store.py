@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.contract.conftest import Place
+from tests.servers import Place
 
 from forebay.storage.directory import DirectoryStore
 from forebay.storage.memory import MemoryStore

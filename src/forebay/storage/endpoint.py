@@ -10,13 +10,15 @@ from urllib.parse import parse_qsl, urlsplit
 
 from forebay.errors import UsageError
 from forebay.storage.store import is_part
+from forebay.units import parse_bytes
 
 Scheme = Literal["s3", "gs", "az"]
 _OPTIONS = {
-    "s3": {"endpoint", "region", "path_style", "allow_http", "profile"},
-    "gs": {"endpoint", "allow_http"},
-    "az": {"endpoint", "account", "allow_http"},
+    "s3": {"endpoint", "region", "path_style", "allow_http", "profile", "part_size"},
+    "gs": {"endpoint", "allow_http", "part_size"},
+    "az": {"endpoint", "account", "allow_http", "part_size"},
 }
+LEAST_PART_BYTES = 5 * 2**20
 _DEFAULT_REGION = "us-east-1"
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
@@ -35,6 +37,16 @@ class RemoteUrl:
     def shown(self) -> str:
         """The URL without its options."""
         return f"{self.scheme}://{self.bucket}/{self.prefix}"
+
+    def part_bytes(self, otherwise: int) -> int:
+        """The size of parts that ``part_size`` asks for. Raises UsageError below 5 MiB."""
+        given = self.options.get("part_size")
+        if given is None:
+            return otherwise
+        size = parse_bytes(given)
+        if size < LEAST_PART_BYTES:
+            raise UsageError(f"{self.shown}: ?part_size={given!r}: expected at least 5MiB")
+        return size
 
     def flag(self, name: str) -> bool | None:
         """An option that is true or false; None if unsaid. Raises UsageError."""

@@ -76,7 +76,7 @@ class RemoteStore(Store):
         *,
         conditional: bool = True,
         patience_s: float = PATIENCE_S,
-        part_bytes: int = multipart.PART_BYTES,
+        part_bytes: int | None = None,
     ) -> None:
         self.url = url.shown
         self.pace = Pace()
@@ -86,7 +86,7 @@ class RemoteStore(Store):
         self._remote = url
         self._conditional = conditional
         self._patience_s = patience_s
-        self._part_bytes = part_bytes
+        self._part_bytes = part_bytes or url.part_bytes(multipart.PART_BYTES)
         self._s3 = S3(url) if url.scheme == "s3" else None
         self._client = self._connect()
         self._reading = threading.BoundedSemaphore(RANGES)

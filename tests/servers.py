@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from forebay.storage.endpoint import RemoteUrl, parse_remote
+from forebay.testing.proxy import FaultProxy
 from forebay.testing.s3 import BUCKET, S3Server, free_ports
 
 
@@ -38,6 +39,14 @@ def seaweed(weed: S3Server, monkeypatch: pytest.MonkeyPatch) -> Place:
     for name, value in weed.environment.items():
         monkeypatch.setenv(name, value)
     return Place(weed.endpoint, weed.environment)
+
+
+@pytest.fixture
+def proxy(seaweed: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """A fault proxy before SeaweedFS, and the one that clients are led to."""
+    with FaultProxy(seaweed.endpoint, seed=1) as made:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", made.url)
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,291 @@
+"""The fault proxy: transparent without faults, and each fault is what it says, on a real server."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from forebay.errors import StoreError
+from forebay.storage.address import open_store
+from forebay.storage.endpoint import parse_remote
+from forebay.storage.remote import RemoteStore
+from forebay.storage.store import Store
+from forebay.testing.proxy import Fault, FaultProxy
+from forebay.testing.store import StoreContract, page_aligned
+
+PART = 5 * 2**20
+
+
+def opened(proxy: FaultProxy, patience_s: float = 30.0) -> RemoteStore:
+    url = f"s3://ckpt/{secrets.token_hex(6)}?endpoint={proxy.url}&allow_http=true"
+    return RemoteStore(parse_remote(url), part_bytes=PART, patience_s=patience_s)
+
+
+class TestThroughTheProxy(StoreContract):
+    """Without faults nobody can tell."""
+
+    @pytest.fixture
+    def store(self, proxy: FaultProxy) -> Store:
+        return opened(proxy)
+
+
+class TestWhileOneInFiveFails(StoreContract):
+    """A store does all that it must, whatever the requests of the moment."""
+
+    @pytest.fixture
+    def store(self, proxy: FaultProxy) -> Store:
+        proxy.set_faults(
+            [
+                Fault(do="status", share=0.07, status=503),
+                Fault(do="status", share=0.07, status=500, code="InternalError"),
+                Fault(do="reset_request", share=0.07, at_bytes=1000),
+            ]
+        )
+        return opened(proxy)
+
+
+def count(proxy: FaultProxy, method: str, fault: str | None = None) -> int:
+    return sum(
+        one.method == method and fault in (None, one.fault) for one in list(proxy.requests)
+    )
+
+
+def test_status(proxy: FaultProxy) -> None:
+    store = opened(proxy)
+    proxy.set_faults([Fault(do="status", method="PUT", times=2)])
+    store.put_large("a", page_aligned(10))
+    assert [one.status for one in proxy.requests if one.method == "PUT"] == [503, 503, 200]
+    assert store.pace.share < 1.0, "the store was asked for less"
+
+
+def test_after_and_times(proxy: FaultProxy) -> None:
+    store = opened(proxy)
+    proxy.set_faults([Fault(do="status", method="HEAD", after=2, times=1)])
+    for _ in range(3):
+        store.head("none")
+    assert [one.status for one in proxy.requests] == [404, 503, 404, 404]
+
+
+@pytest.mark.parametrize("at_bytes", [0, 1, 100_000, PART - 1])
+def test_reset_request(proxy: FaultProxy, at_bytes: int) -> None:
+    store, view = opened(proxy), page_aligned(2 * PART + 1)
+    proxy.set_faults(
+        [Fault(do="reset_request", method="PUT", match="partNumber=2", times=2, at_bytes=at_bytes)]
+    )
+    store.put_large("a", view)
+    assert count(proxy, "PUT", "reset_request") == 2
+    into = page_aligned(view.nbytes)
+    store.read_into("a", 0, into)
+    assert into == view
+
+
+def test_reset_reply(proxy: FaultProxy) -> None:
+    store, view = opened(proxy), page_aligned(PART)
+    store.put_large("a", view)
+    proxy.set_faults([Fault(do="reset_reply", method="GET", times=3, at_bytes=1_000_000)])
+    into = page_aligned(view.nbytes)
+    store.read_into("a", 0, into)
+    assert into == view
+    assert count(proxy, "GET") == 4
+
+
+def test_lost_replies_have_landed(proxy: FaultProxy) -> None:
+    store = opened(proxy, patience_s=0.3)
+    proxy.set_faults([Fault(do="lose_reply", method="PUT")])
+    with pytest.raises(StoreError):
+        store.put_large("a", page_aligned(10)) or store.put_large("b", page_aligned(10))
+    proxy.set_faults([])
+    assert store.head("a") is not None
+
+
+def test_slow(proxy: FaultProxy) -> None:
+    store, view = opened(proxy), page_aligned(2_000_000)
+    proxy.set_faults([Fault(do="slow", method="PUT", bytes_per_s=2e6)])
+    began_s = time.monotonic()
+    store.put_large("a", view)
+    assert time.monotonic() - began_s > 0.9
+    assert proxy.busiest_second() < 2_500_000
+
+
+def test_hang_and_close(seaweed: object, proxy: FaultProxy) -> None:
+    """A request is held; closing the proxy lets it go, cut off."""
+    store = opened(proxy, patience_s=0.1)
+    proxy.set_faults([Fault(do="hang", method="HEAD")])
+    ended = threading.Event()
+
+    def ask() -> None:
+        with pytest.raises(StoreError, match="cannot be reached"):
+            store.head("a")
+        ended.set()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert not ended.wait(1.0)
+    proxy.close()
+    assert ended.wait(30)
+    thread.join(30)
+    assert not any(thread.name == "fault-proxy" for thread in threading.enumerate())
+
+
+def test_hang_for_a_while(proxy: FaultProxy) -> None:
+    store = opened(proxy)
+    proxy.set_faults([Fault(do="hang", method="HEAD", seconds=0.5)])
+    began_s = time.monotonic()
+    assert store.head("a") is None
+    assert time.monotonic() - began_s >= 0.5
+
+
+def test_stale_list(proxy: FaultProxy) -> None:
+    store = opened(proxy)
+    store.put("a/1", b"x")
+    assert len(list(store.list("a/"))) == 1
+    store.put("a/2", b"x")
+    proxy.set_faults([Fault(do="stale_list")])
+    assert len(list(store.list("a/"))) == 1
+    assert store.head("a/2") is not None
+    proxy.set_faults([])
+    assert len(list(store.list("a/"))) == 2
+
+
+def test_the_seed_decides(seaweed: object) -> None:
+    def statuses(seed: int) -> list[int | None]:
+        with FaultProxy(seaweed.endpoint, seed=seed) as made:  # type: ignore[attr-defined]
+            made.set_faults([Fault(do="status", share=0.5)])
+            store = opened(made)
+            for _ in range(10):
+                store.head("none")
+            return [one.status for one in made.requests]
+
+    assert statuses(1) == statuses(1)
+    assert statuses(1) != statuses(2)
+    assert 503 in statuses(1)
+
+
+def test_a_dead_server(tmp_path: object) -> None:
+    with FaultProxy("http://127.0.0.1:9") as made:
+        url = f"s3://ckpt/run?endpoint={made.url}&allow_http=true"
+        with pytest.raises(StoreError, match="cannot be reached"):
+            RemoteStore(parse_remote(url), patience_s=0.1).head("a")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [{"do": "nothing"}, {"do": "slow"}, {"do": "status", "match": "("}, {"do": "hang", "x": 1}],
+)
+def test_faults_that_make_no_sense(fault: dict[str, object]) -> None:
+    with pytest.raises((msgspec.ValidationError, ValueError, TypeError, Exception)):
+        msgspec.convert(fault, Fault)
+
+
+# -- replies that are lost, settled by reading back ----------------------------------------------
+
+WRITES: dict[str, Callable[[Store], object]] = {
+    "put": lambda s: s.put("a", b"x" * 100),
+    "put_large whole": lambda s: s.put_large("a", page_aligned(100)),
+    "put_large in parts": lambda s: s.put_large("a", page_aligned(2 * PART)),
+}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_create_whose_reply_was_lost_is_ours(proxy: FaultProxy, times: int) -> None:
+    from forebay.storage.store import CreateOutcome
+
+    store = opened(proxy)
+    proxy.set_faults([Fault(do="lose_reply", method="PUT", times=times)])
+    assert store.create("m", b"mine") is CreateOutcome.COMMITTED
+    assert store.create("m", b"yours") is CreateOutcome.EXISTS
+    assert store.create("m", b"mine") is CreateOutcome.EXISTS
+    assert store.get("m", max_bytes=9) == b"mine"
+
+
+def test_a_create_that_another_won_meanwhile_is_not_ours(proxy: FaultProxy) -> None:
+    from forebay.storage.store import CreateOutcome
+
+    store = opened(proxy)
+    open_store(store._remote.text).put("m", b"theirs")
+    proxy.set_faults([Fault(do="status", method="PUT", status=500, times=1)])
+    assert store.create("m", b"mine") is CreateOutcome.EXISTS
+
+
+def test_conflict_while_another_create_is_under_way(proxy: FaultProxy) -> None:
+    """409 says neither: there is no object yet, so the create is tried again."""
+    from forebay.storage.store import CreateOutcome
+
+    store = opened(proxy)
+    busy = Fault(
+        do="status", method="PUT", status=409, code="ConditionalRequestConflict", times=2
+    )
+    proxy.set_faults([busy])
+    assert store.create("m", b"mine") is CreateOutcome.COMMITTED
+    assert [one.status for one in proxy.requests if one.method == "PUT"] == [409, 409, 200]
+
+
+def test_unknown_when_nothing_answers_any_more(proxy: FaultProxy) -> None:
+    from forebay.storage.store import CreateOutcome
+
+    store = opened(proxy, patience_s=0.5)
+    proxy.set_faults(
+        [Fault(do="lose_reply", method="PUT", times=1), Fault(do="status", status=500)]
+    )
+    assert store.create("m", b"mine") is CreateOutcome.UNKNOWN
+    proxy.set_faults([])
+    assert store.get("m", max_bytes=9) == b"mine"
+
+
+def test_a_completion_whose_reply_was_lost_is_ours(proxy: FaultProxy) -> None:
+    store, view = opened(proxy), page_aligned(3 * PART)
+    proxy.set_faults([Fault(do="lose_reply", method="POST", match="uploadId=", times=1)])
+    store.put_large("a", view)
+    into = page_aligned(view.nbytes)
+    store.read_into("a", 0, into)
+    assert into == view
+    assert sum("partNumber=1&" in one.query for one in proxy.requests) == 1
+
+
+@pytest.mark.parametrize("status", [409, 404])
+def test_a_completion_that_must_start_over(proxy: FaultProxy, status: int) -> None:
+    """S3 says so with 409 when another write was under way: every part goes again."""
+    store, view, told = opened(proxy), page_aligned(2 * PART), list[int]()
+    code = {409: "ConditionalRequestConflict", 404: "NoSuchUpload"}[status]
+    fault = Fault(do="status", method="POST", match="uploadId=", status=status, code=code, times=1)
+    proxy.set_faults([fault])
+    store.put_large("a", view, on_progress=told.append)
+    assert sum("partNumber=1&" in one.query for one in proxy.requests) == 2
+    assert sum(told) == view.nbytes
+    assert store.head("a") is not None
+
+
+def test_a_completion_that_fails_inside_a_success(proxy: FaultProxy) -> None:
+    """Status 200 with an error in the body, which S3 documents for long completions."""
+    store, view = opened(proxy), page_aligned(2 * PART)
+    fault = Fault(
+        do="status", method="POST", match="uploadId=", status=200, code="InternalError", times=1
+    )
+    proxy.set_faults([fault])
+    store.put_large("a", view)
+    assert store.head("a") is not None
+
+
+def test_a_request_that_is_stuck_does_not_hold_the_others(
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second part hangs on its way; all others pass it, then it goes again."""
+    from forebay.storage import s3
+
+    monkeypatch.setattr(s3, "_CONNECT_S", 1.0)
+    monkeypatch.setattr(s3, "_REPLY_S", 1.0)
+    store, view = opened(proxy), page_aligned(8 * PART)
+    proxy.set_faults([Fault(do="hang", method="PUT", match="partNumber=2&", times=1)])
+    store.put_large("a", view)
+    numbers = [
+        int(one.query.partition("partNumber=")[2].partition("&")[0])
+        for one in sorted(proxy.requests, key=lambda one: one.started_s)
+        if "partNumber=" in one.query
+    ]
+    assert sorted(numbers) == [1, 2, 2, 3, 4, 5, 6, 7, 8]
+    assert numbers.index(5) < len(numbers) - 1 - numbers[::-1].index(2)

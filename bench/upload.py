@@ -40,7 +40,9 @@ def server() -> Iterator[S3Server]:
     """A server, with its keys in the environment, and a runtime directory of ours."""
     os.environ["FOREBAY_RUNTIME_DIR"] = f"/dev/shm/forebay-bench-{os.getpid()}"
     with (
-        tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=os.environ.get("BENCH_DIR")) as home,
+        tempfile.TemporaryDirectory(
+            prefix="forebay-bench-", dir=os.environ.get("BENCH_DIR")
+        ) as home,
         S3Server(Path(home) / "s3") as running,
     ):
         (Path(home) / "local").mkdir()
@@ -156,8 +158,8 @@ def memory() -> dict[str, Any]:
             grown = watch.end() - before
             assert agent_pid(checkpointer) == pid
     print(
-        f"memory: agent {before / 1e6:.0f} MB after a small checkpoint, at most {grown / 1e6:.1f} MB "
-        f"more while it drained {LARGE_BYTES / 1e9:.1f} GB ({LARGE_BYTES / took_s / 1e6:.0f} MB/s)"
+        f"memory: agent {before / 1e6:.0f} MB after a small checkpoint, at most "
+        f"{grown / 1e6:.1f} MB more while it drained {LARGE_BYTES / 1e9:.1f} GB ({LARGE_BYTES / took_s / 1e6:.0f} MB/s)"
     )
     return {"image_bytes": LARGE_BYTES, "before": before, "grown": grown, "seconds": took_s}
 

@@ -50,9 +50,7 @@ class TestWhileOneInFiveFails(StoreContract):
 
 
 def count(proxy: FaultProxy, method: str, fault: str | None = None) -> int:
-    return sum(
-        one.method == method and fault in (None, one.fault) for one in list(proxy.requests)
-    )
+    return sum(one.method == method and fault in (None, one.fault) for one in list(proxy.requests))
 
 
 def test_status(proxy: FaultProxy) -> None:
@@ -217,9 +215,7 @@ def test_conflict_while_another_create_is_under_way(proxy: FaultProxy) -> None:
     from forebay.storage.store import CreateOutcome
 
     store = opened(proxy)
-    busy = Fault(
-        do="status", method="PUT", status=409, code="ConditionalRequestConflict", times=2
-    )
+    busy = Fault(do="status", method="PUT", status=409, code="ConditionalRequestConflict", times=2)
     proxy.set_faults([busy])
     assert store.create("m", b"mine") is CreateOutcome.COMMITTED
     assert [one.status for one in proxy.requests if one.method == "PUT"] == [409, 409, 200]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from tests.servers import Place
 
 from forebay.errors import ConflictError, DeniedError, NotFoundError, StoreError
 from forebay.storage import s3 as s3_module
@@ -16,7 +17,6 @@ from forebay.storage.endpoint import parse_remote
 from forebay.storage.remote import RANGE_BYTES, RemoteStore
 from forebay.storage.store import CreateOutcome
 from forebay.testing.store import page_aligned
-from tests.servers import Place
 
 PART = 5 * 2**20
 

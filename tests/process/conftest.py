@@ -219,7 +219,7 @@ class Ranks:
 def start_ranks(tmp_path: Path, runtime: Path, nursery: Nursery) -> Iterator[Callable[..., Ranks]]:
     """``start_ranks(worker, world_size, **arguments)``: a function of workers.py on each rank."""
     started: list[Ranks] = []
-    passed = {k: v for k, v in os.environ.items() if k.startswith("FOREBAY_")}
+    passed = {k: v for k, v in os.environ.items() if k.startswith(("FOREBAY_", "AWS_"))}
 
     def start(
         worker: str, world_size: int, *, local_size: int | None = None, **arguments: Any

@@ -87,7 +87,7 @@ def test_the_url_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_plain_http_must_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="plain http.*use https, or say allow_http=true"):
+    with pytest.raises(UsageError, match=r"plain http.*use https, or say allow_http=true"):
         at("s3://b/run?endpoint=http://127.0.0.1:9")
     assert at("s3://b/run?endpoint=http://127.0.0.1:9&allow_http=true").allow_http
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")

@@ -17,7 +17,7 @@ from forebay.storage.patience import Patience
 MIB = 2**20
 
 
-class Stop(Exception):
+class StopError(Exception):
     """What a caller raises to cut an upload off."""
 
 
@@ -157,9 +157,9 @@ def test_a_caller_that_raises_cuts_it_off() -> None:
         nonlocal count
         count += nbytes
         if count > 100:
-            raise Stop
+            raise StopError
 
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         upload_of(memory, told).run(None)
     assert len(memory.sent) < 100
 

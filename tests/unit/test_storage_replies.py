@@ -38,7 +38,7 @@ def test_answers(status: int, code: str, kind: type[StoreError], says: str) -> N
         refused("s3://b/run/key: put", status, body),
         from_text(
             "s3://b/run/key: put",
-            f"Generic S3 error: Server returned non-2xx status code: {status} Some: {body}\n\nDebug",
+            f"Generic S3 error: Server returned non-2xx status code: {status} Some: {body}\n\nx",
         ),
     ):
         assert type(error) is kind

@@ -24,6 +24,7 @@ from forebay.watch.events import emit
 ORPHAN_GATHER_S = 60.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
 _LOCAL_KEPT = 2
+LITTER_AGE_S = 86400.0
 
 
 class Finisher:
@@ -220,6 +221,18 @@ class Finisher:
                 emit("commit.not_finished", level=30, step=step, attempt=attempt, why=error)
             else:
                 emit("commit.finished", step=step, attempt=attempt)
+
+    async def sweep(self) -> None:
+        """Remove what writers that died long ago left unfinished on the durable tier."""
+        try:
+            count = await self._work.commit(
+                lambda: self._durable.sweep("", older_than_s=LITTER_AGE_S)
+            )
+        except (ForebayError, OSError) as error:
+            emit("sweep.failed", level=30, why=error)
+        else:
+            if count:
+                emit("sweep.done", unfinished_writes=count)
 
     def _commit_now(self, step: int, attempt: str, nodes: int) -> None:
         commit_step(self._durable, step, attempt, nodes=nodes, timeout_s=0.0)

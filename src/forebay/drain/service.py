@@ -41,6 +41,7 @@ from forebay.watch.events import emit
 
 _POLL_S = 0.2
 _SHOW_S = 1.0
+_PATIENCE_S = 3.0  # within one call; then the trouble is told, and the call made again
 _STOP_LIMIT_S = 20.0
 _HANDOVER_LIMIT_S = 2.0
 
@@ -49,7 +50,11 @@ class Agent:
     """Serves the trainers of one job on one node until there is nothing left to do."""
 
     def __init__(self, directory: Path, config: AgentConfig) -> None:
-        durable = open_store(config.run, single_writer=config.commit_mode == "single-writer")
+        durable = open_store(
+            config.run,
+            single_writer=config.commit_mode == "single-writer",
+            patience_s=min(_PATIENCE_S, config.store_timeout_s),
+        )
         durable.pace = Pace(config.drain_bytes_per_s, config.drain_requests_per_s)
         local: Store | None = None
         home: Path | None = None
@@ -103,7 +108,7 @@ class Agent:
             work=self._work,
         )
         if self._config.node == 0:
-            self._work.start(self._finisher.finish_others())
+            self._work.start(self._clear_up())
         server = await asyncio.start_unix_server(self._trainers.serve, sock=_listen(path))
         done = False
         try:
@@ -124,6 +129,11 @@ class Agent:
         if done:
             self._clean_up()
         emit("agent.ends", unfinished=len(self._snapshots.unfinished))
+
+    async def _clear_up(self) -> None:
+        """See to what earlier starts left."""
+        await self._finisher.finish_others()
+        await self._finisher.sweep()
 
     def look(self) -> None:
         """Take over what is staged, give up what waits in vain."""

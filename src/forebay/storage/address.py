@@ -38,12 +38,17 @@ def resolve_url(url: str | os.PathLike[str]) -> str:
 
 
 def open_store(
-    url: str | os.PathLike[str], *, make: bool = True, single_writer: bool = False
+    url: str | os.PathLike[str],
+    *,
+    make: bool = True,
+    single_writer: bool = False,
+    patience_s: float = 60.0,
 ) -> Store:
     """Open a store by URL or directory. Makes the run's directory; its parent must exist.
 
     With ``make=False``, for reading, a directory that is not there is NotFoundError. With
-    ``single_writer`` an object store is not asked for conditional writes, which some lack.
+    ``single_writer`` an object store is not asked for conditional writes, which some lack;
+    ``patience_s`` is for how long one call to it is tried again while nothing comes through.
 
     Other schemes come from the entry points ``forebay.stores``: a scheme,
     or what stands before its ``+``. Raises UsageError for a scheme nobody knows.
@@ -55,7 +60,7 @@ def open_store(
     if scheme in _REMOTE:
         from forebay.storage import remote  # obstore and botocore are only for those who need them
 
-        return remote.open_url(text, conditional=not single_writer)
+        return remote.open_url(text, conditional=not single_writer, patience_s=patience_s)
     known = {point.name: point for point in entry_points(group=STORE_GROUP)}
     for name in (scheme, scheme.partition("+")[0]):
         if name in known:

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 RANGE_BYTES = 16 * 2**20
 RANGES = 8
 """Ranges read side by side: a reader holds at most ``RANGES * RANGE_BYTES`` beside its target."""
-PATIENCE_S = 60.0
 _REQUEST_S = 60
 _CONNECT_S = 10
 _LARGEST_COMPARED_BYTES = 2**28
@@ -58,9 +57,10 @@ _LARGEST_COMPARED_BYTES = 2**28
 _T = TypeVar("_T")
 
 
-def open_url(text: str, *, conditional: bool) -> RemoteStore:
+def open_url(text: str, *, conditional: bool, patience_s: float) -> RemoteStore:
     """The store of a remote URL. Nothing is asked of it yet, and there is nothing to make."""
-    return RemoteStore(endpoint.parse_remote(text), conditional=conditional)
+    url = endpoint.parse_remote(text)
+    return RemoteStore(url, conditional=conditional, patience_s=patience_s)
 
 
 class RemoteStore(Store):
@@ -75,7 +75,7 @@ class RemoteStore(Store):
         url: RemoteUrl,
         *,
         conditional: bool = True,
-        patience_s: float = PATIENCE_S,
+        patience_s: float = 60.0,
         part_bytes: int | None = None,
     ) -> None:
         self.url = url.shown
@@ -243,9 +243,23 @@ class RemoteStore(Store):
 
     def _meta(self, key: str) -> Any:
         try:
-            return self._again(key, "head", lambda: obstore.head(self._client, key))
+            return self._again(key, "head", lambda: self._headed(key))
         except NotFoundError:
             return None
+
+    def _headed(self, key: str) -> Any:
+        """One head. An answer to it has no body: what a refusal means, a read of the object says.
+
+        Without that, keys that have expired would look like a failure that may pass.
+        """
+        try:
+            return obstore.head(self._client, key)
+        except FileNotFoundError:
+            raise
+        except obs.BaseError as error:
+            if replies.is_mute_refusal(str(error)):
+                obstore.get_range(self._client, key, start=0, length=1)
+            raise
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         check_prefix(prefix)

@@ -91,6 +91,12 @@ def refused(what: str, status: int, body: str) -> StoreError:
     return StoreError(f"{what}: {cause}")
 
 
+def is_mute_refusal(text: str) -> bool:
+    """Whether a client library's text tells of a refusal that does not say why."""
+    status = _STATUS.search(text)
+    return status is not None and status[1] in ("301", "400", "401", "403") and not code_of(text)
+
+
 def unreachable(what: str, cause: str) -> StoreError:
     """The error that no answer is."""
     for words, why in _UNREACHABLE:

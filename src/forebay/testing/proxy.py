@@ -56,10 +56,19 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         slow           pass bodies at ``bytes_per_s``
         hang           hold the request for ``seconds`` before it is forwarded; 0 is for good
         stale_list     answer a listing as the same listing was answered first
+        unconditional  forward without If-None-Match, as to a store that does not know it (one that
+                       checks signatures refuses that)
     """
 
     do: Literal[
-        "status", "reset_request", "reset_reply", "lose_reply", "slow", "hang", "stale_list"
+        "status",
+        "reset_request",
+        "reset_reply",
+        "lose_reply",
+        "slow",
+        "hang",
+        "stale_list",
+        "unconditional",
     ]
     method: str = ""
     match: str = ""
@@ -255,11 +264,14 @@ class FaultProxy:
         assert self._client is not None
         do = "" if fault is None else fault.do
         rate = fault.bytes_per_s if fault is not None and do == "slow" else 0.0
+        given = _passed(request.headers)
+        if do == "unconditional":
+            given.popall("If-None-Match", None)
         url = URL(self.upstream + request.raw_path, encoded=True)
         async with self._client.request(
             request.method,
             url,
-            headers=_passed(request.headers),
+            headers=given,
             data=self._body(request, seen, rate) if request.body_exists else None,
             allow_redirects=False,
         ) as answer:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 BUCKET = "ckpt"
 _START_S = 60.0
-_STOP_S = 30.0
+_STOP_S = 5.0
 _TRIES = 3
 _PORTS = (
     *("-s3.port", "-master.port", "-filer.port", "-volume.port", "-admin.port"),

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from forebay.errors import ConflictError, StoreError
-from forebay.storage.multipart import PartPlan, Upload, UploadLog
+from forebay.storage.multipart import Gate, PartPlan, Upload, UploadLog
 from forebay.storage.pace import Pace
 from forebay.storage.patience import Patience
 from forebay.storage.s3 import S3, Body, Reply
@@ -154,11 +154,18 @@ class _Parts:
         )
 
     def put(
-        self, upload_id: str, number: int, start: int, nbytes: int, sent: Callable[[int], None]
+        self,
+        upload_id: str,
+        number: int,
+        start: int,
+        nbytes: int,
+        *,
+        sent: Callable[[int], None],
+        gate: Gate,
     ) -> str:
         """Send a part, once."""
         view = self._view[start : start + nbytes]
-        body = Body(view=view, pace=self._pace, sent=sent, drop=self._drop, start=start)
+        body = Body(view=view, pace=self._pace, sent=sent, drop=self._drop, start=start, gate=gate)
         return self._s3.put_part(self._key, upload_id, number, body)
 
 

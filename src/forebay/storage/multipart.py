@@ -24,6 +24,7 @@ MOST_PARTS = 10_000
 LANES = 4
 _MIB = 2**20
 _LOOK_S = 0.1
+_AHEAD = 2  # parts that are hashed, or wait for their answer, while others are on the wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,29 @@ def plan_parts(nbytes: int, part_bytes: int = PART_BYTES) -> PartPlan:
     return PartPlan(nbytes=nbytes, part_bytes=size, lanes=max(1, min(LANES, -(-nbytes // size))))
 
 
+class Gate:
+    """Lets so many parts be on the wire at once as the pace allows at the moment."""
+
+    def __init__(self, pace: Pace, lanes: int) -> None:
+        self._pace = pace
+        self._lanes = lanes
+        self._inside = 0
+        self._changed = threading.Condition()
+
+    def enter(self) -> None:
+        """Wait for a place."""
+        with self._changed:
+            while self._inside >= self._pace.lanes(self._lanes):
+                self._changed.wait(_LOOK_S)  # the pace changes by itself
+            self._inside += 1
+
+    def leave(self) -> None:
+        """Give it back."""
+        with self._changed:
+            self._inside -= 1
+            self._changed.notify()
+
+
 class UploadLog(Protocol):
     """Remembers an object's upload past the death of the process. Called from any thread."""
 
@@ -75,9 +99,19 @@ class Parts(Protocol):
         """Tag and size of each part that has arrived; None when there is no such upload."""
 
     def put(
-        self, upload_id: str, number: int, start: int, nbytes: int, sent: Callable[[int], None]
+        self,
+        upload_id: str,
+        number: int,
+        start: int,
+        nbytes: int,
+        *,
+        sent: Callable[[int], None],
+        gate: Gate,
     ) -> str:
-        """Send a part; returns its tag. ``sent`` hears of blocks as they leave."""
+        """Send a part, its bytes through the gate; returns its tag.
+
+        ``sent`` hears of blocks as they leave.
+        """
 
 
 class Upload:
@@ -107,6 +141,7 @@ class Upload:
         self._clock = clock
         self._cut = threading.Event()
         self._lock = threading.Lock()
+        self._gate = Gate(pace, plan.lanes)
         self._unsaid = 0
         self.tags: dict[int, str] = {}
 
@@ -119,10 +154,11 @@ class Upload:
         todo = deque(n for n in range(1, self._plan.count + 1) if n not in self.tags)
         running: dict[Future[str], tuple[int, list[int]]] = {}
         not_before_s = self._clock()
-        pool = ThreadPoolExecutor(self._plan.lanes, thread_name_prefix="part")
+        most = self._plan.lanes + _AHEAD
+        pool = ThreadPoolExecutor(most, thread_name_prefix="part")
         try:
             while todo or running:
-                free = self._pace.lanes(self._plan.lanes) - len(running)
+                free = most - len(running)
                 while todo and free > 0 and self._clock() >= not_before_s:
                     number, sent = todo.popleft(), [0]
                     running[pool.submit(self._one, upload_id, number, sent)] = number, sent
@@ -172,7 +208,7 @@ class Upload:
                 self._unsaid += nbytes
 
         start, nbytes = self._plan.range_of(number)
-        return self._parts.put(upload_id, number, start, nbytes, count)
+        return self._parts.put(upload_id, number, start, nbytes, sent=count, gate=self._gate)
 
     def _say(self) -> None:
         with self._lock:

@@ -17,7 +17,7 @@ from forebay.errors import UsageError
 LARGEST_GRAIN_BYTES = 4 * 2**20
 _SMALLEST_GRAIN_BYTES = 4 * 2**10
 _PAGE_BYTES = 4096
-_BURST_S = 1 / 40  # any window of a second sees at most 2.5 % above the budget
+_BURST_S = 1 / 100  # any window of a second sees at most 1 % above the budget
 
 LEAST_SHARE = 1 / 16
 _DECREASE = 0.5

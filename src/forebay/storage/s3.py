@@ -28,6 +28,7 @@ from botocore.credentials import ReadOnlyCredentials
 
 from forebay.errors import DeniedError, StoreError
 from forebay.storage.endpoint import Endpoint, RemoteUrl, s3_endpoint
+from forebay.storage.multipart import Gate
 from forebay.storage.pace import Pace
 from forebay.storage.replies import ThrottledError, denied_without_keys, refused, unreachable
 
@@ -132,13 +133,17 @@ class S3Credential(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """Bytes on their way: ``sent`` hears of each block before it leaves, ``drop`` of each after."""
+    """Bytes on their way: ``sent`` hears of each block before it leaves, ``drop`` of each after.
+
+    ``gate`` is passed while they are on the wire.
+    """
 
     view: memoryview
     pace: Pace
     sent: Callable[[int], None]
     drop: Callable[[int, int], None]
     start: int = 0
+    gate: Gate | None = None
 
     def digest(self) -> str:
         """Hex SHA-256; tells ``drop`` of each block, so that a mapped file stays small."""
@@ -226,18 +231,24 @@ class S3:
         pace.ask()
         what = f"{self.url.shown if key is None else self.name(key)}: {method}"
         ended_s = time.monotonic()
+        gate = body.gate if isinstance(body, Body) else None
 
-        def stream(body: Body) -> Iterator[memoryview]:
-            nonlocal ended_s
+        def on_the_wire(body: Body) -> Iterator[memoryview]:
+            nonlocal ended_s, gate
             for block in body.blocks():
                 yield block
                 ended_s = time.monotonic()
+            if gate is not None:
+                gate.leave()
+                gate = None
 
+        if gate is not None:
+            gate.enter()
         try:
             answer = self._pool.request(
                 method,
                 target,
-                body=stream(body) if isinstance(body, Body) else body,  # type: ignore[arg-type]
+                body=on_the_wire(body) if isinstance(body, Body) else body,  # type: ignore[arg-type]
                 headers=dict(request.headers.items()),
                 redirect=False,
                 preload_content=False,
@@ -249,6 +260,9 @@ class S3:
         except urllib3.exceptions.HTTPError as error:
             pace.replied(time.monotonic() - ended_s)
             raise unreachable(what, f"{self.endpoint.base_url}: {error}") from error
+        finally:
+            if gate is not None:
+                gate.leave()
         pace.replied(time.monotonic() - ended_s)
         lower = {name.lower(): value for name, value in answer.headers.items()}
         return Reply(status=answer.status, headers=lower, data=data)

@@ -104,10 +104,11 @@ class Seen:
 
 
 class FaultProxy:
-    """Listens on a free loopback port, in a thread of its own. Used from any thread."""
+    """Listens on a free port of ``host``, in a thread of its own. Used from any thread."""
 
-    def __init__(self, upstream: str, *, seed: int = 0) -> None:
+    def __init__(self, upstream: str, *, seed: int = 0, host: str = "127.0.0.1") -> None:
         self.upstream = upstream
+        self.host = host
         self.url = ""
         self.requests: list[Seen] = []
         self.arrivals: list[tuple[float, int]] = []
@@ -186,9 +187,9 @@ class FaultProxy:
             server = web.Server(self._handle, read_bufsize=_BLOCK_BYTES, access_log=None)
             runner = web.ServerRunner(server, shutdown_timeout=0.1)
             await runner.setup()
-            site = web.TCPSite(runner, "127.0.0.1", 0)
+            site = web.TCPSite(runner, self.host, 0)
             await site.start()
-            self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            self.url = f"http://{self.host}:{runner.addresses[0][1]}"
             self._ready.set()
             await self._closing.wait()
             for connection in server.connections:

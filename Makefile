@@ -8,7 +8,7 @@ DEMO_DIR ?= demo
 STORE ?= file
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test lint bench docs clean
+.PHONY: help setup demo test azurite lint bench docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make demo    train, kill, resume, compare: a table and demo/summary.json"
 	@echo "              STORE=s3: on a real S3 server, started for it; s3-faulty, s3-restart: disturbed"
 	@echo "make test    run all tests"
+	@echo "make azurite install the emulator that the tests of Azure need (npm)"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   pause against a plain copy, drain against the disk"
 	@echo "make docs    links of the documents, and the listed names against the exported ones"
@@ -41,6 +42,10 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+# Microsoft's store emulator, for the tests of az:// URLs; they are skipped where it is not.
+azurite: $(STAMP)
+	npm install --no-audit --no-fund --silent --prefix $(VENV)/azurite azurite@3
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -49,6 +54,7 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m bench.pause
 	$(BIN)/python -m bench.drain
+	$(BIN)/python -m bench.upload
 
 docs: $(STAMP)
 	$(BIN)/python -m pytest tests/rules/test_links.py tests/rules/test_exports.py

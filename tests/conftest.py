@@ -17,7 +17,16 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.servers import moto, moto_port, proxy, seaweed, weed  # noqa: F401 - fixtures for all
+from tests.servers import (  # noqa: F401 - fixtures for all
+    azurite,
+    azurite_endpoint,
+    google,
+    moto,
+    moto_port,
+    proxy,
+    seaweed,
+    weed,
+)
 
 # Begins with FOREBAY_, since rank processes are started with these variables alone.
 SESSION_VARIABLE = "FOREBAY_TEST_SESSION"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.servers import Place
 
 from forebay.storage.directory import DirectoryStore
+from forebay.storage.endpoint import RemoteUrl
 from forebay.storage.memory import MemoryStore
 from forebay.storage.remote import RemoteStore
 from forebay.storage.store import Store
@@ -78,3 +79,19 @@ class TestS3SingleWriter(StoreContract):
     @pytest.fixture
     def store(self, seaweed: Place) -> Store:
         return RemoteStore(seaweed.url(secrets.token_hex(6)), conditional=False)
+
+
+class TestAzure(StoreContract):
+    """Microsoft's emulator; parts are obstore's own there, small ones so that there are several."""
+
+    @pytest.fixture
+    def store(self, azurite: Callable[[str], RemoteUrl]) -> Store:
+        return RemoteStore(azurite(secrets.token_hex(6)), part_bytes=5 * 2**20)
+
+
+class TestGoogle(StoreContract):
+    """An S3 server that speaks Google's dialect; parts are obstore's own there as well."""
+
+    @pytest.fixture
+    def store(self, google: Callable[[str], RemoteUrl]) -> Store:
+        return RemoteStore(google(secrets.token_hex(6)), part_bytes=5 * 2**20)

@@ -52,6 +52,8 @@ RANGES = 8
 """Ranges read side by side: a reader holds at most ``RANGES * RANGE_BYTES`` beside its target."""
 _REQUEST_S = 60
 _CONNECT_S = 10
+_PAST_THE_END = 416
+_PAST_TEXT = "Wanted range starting at"  # what obstore says where the store answered with less
 _LARGEST_COMPARED_BYTES = 2**28
 
 _T = TypeVar("_T")
@@ -218,9 +220,7 @@ class RemoteStore(Store):
             try:
                 return obstore.get_range(self._client, key, start=start, length=into.nbytes)
             except obs.BaseError as error:
-                if "416" in str(error) or "Range Not Satisfiable" in str(error):
-                    return None
-                if "range" in str(error).lower() and "larger than" in str(error).lower():
+                if replies.status_of(str(error)) == _PAST_THE_END or _PAST_TEXT in str(error):
                     return None
                 raise
 

@@ -91,10 +91,15 @@ def refused(what: str, status: int, body: str) -> StoreError:
     return StoreError(f"{what}: {cause}")
 
 
+def status_of(text: str) -> int | None:
+    """The HTTP status that a client library's text tells of, if it does."""
+    found = _STATUS.search(text)
+    return None if found is None else int(found[1])
+
+
 def is_mute_refusal(text: str) -> bool:
     """Whether a client library's text tells of a refusal that does not say why."""
-    status = _STATUS.search(text)
-    return status is not None and status[1] in ("301", "400", "401", "403") and not code_of(text)
+    return status_of(text) in (301, 400, 401, 403) and not code_of(text)
 
 
 def unreachable(what: str, cause: str) -> StoreError:
@@ -108,10 +113,10 @@ def unreachable(what: str, cause: str) -> StoreError:
 def from_text(what: str, text: str) -> StoreError:
     """The error that a client library's text tells of."""
     flat = " ".join(text.split())
-    status = _STATUS.search(flat)
+    status = status_of(flat)
     if status is None:
         return unreachable(what, flat)
-    return refused(what, int(status[1]), flat)
+    return refused(what, status, flat)
 
 
 def _short(cause: str) -> str:

@@ -268,6 +268,7 @@ class FaultProxy:
         given = _passed(request.headers)
         if do == "unconditional":
             given.popall("If-None-Match", None)
+        self.translate(given)
         url = URL(self.upstream + request.raw_path, encoded=True)
         async with self._client.request(
             request.method,
@@ -299,6 +300,9 @@ class FaultProxy:
             await reply.write_eof()
             seen.status = answer.status
             return reply
+
+    def translate(self, headers: CIMultiDict[str]) -> None:
+        """Change the headers of a request before it is forwarded; to be overridden."""
 
     async def _body(
         self, request: web.BaseRequest, seen: Seen, rate: float

@@ -52,7 +52,7 @@ class Checkpointer:
         local: directory of the node-local tier (NVMe), or None.
         slots: images in memory at once; two (the default) let a save begin while one drains.
         on_full: what a save does that finds no free slot: ``skip`` it (the default), or ``wait``.
-        durable_every: every n-th snapshot goes to the durable tier, the others stay near.
+        durable_every: every n-th snapshot goes to the durable tier, or one every ``"10min"``.
         keep: retention of committed checkpoints; None keeps all.
         drain_bytes_per_s: limit of this node's drain to the durable tier.
         attempt: name of this start of the job, equal on all ranks; by default agreed upon.
@@ -70,7 +70,7 @@ class Checkpointer:
         local: str | os.PathLike[str] | None = None,
         slots: int | None = None,
         on_full: Literal["skip", "wait"] | None = None,
-        durable_every: int | None = None,
+        durable_every: int | str | None = None,
         keep: Keep | None = None,
         drain_bytes_per_s: float | None = None,
         attempt: str | None = None,
@@ -169,7 +169,7 @@ class Checkpointer:
             attempt=attempt,
             staged_s=time.time(),
             pause_s=pause_s,
-            durable=(self._taken - 1) % self.settings.durable_every == 0,
+            durable=(self._taken - 1) % self.settings.durable_every_count == 0,
             tree=common,
             own=own,
         )

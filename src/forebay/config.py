@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from forebay.errors import UsageError
+from forebay.units import parse_seconds
 
 RUNTIME_VARIABLE = "FOREBAY_RUNTIME_DIR"
 LINGER_VARIABLE = "FOREBAY_AGENT_LINGER_S"
@@ -37,7 +38,8 @@ class Settings:
         slots: images a rank may have in memory at once.
         on_full: a save that finds no free slot is skipped and counted, or waits for one.
         full_timeout_s: how long ``on_full="wait"`` waits before the save is skipped after all.
-        durable_every: every n-th snapshot goes to the durable tier; the others stay near.
+        durable_every: every n-th snapshot goes to the durable tier, or one in so long a time
+            (``"10min"``); the others stay near.
         keep: retention of committed checkpoints; None keeps all.
         drain_bytes_per_s: limit of the drain to the durable tier for this node; None for none.
         drain_requests_per_s: limit of this node's requests to an object store; None for none.
@@ -59,7 +61,7 @@ class Settings:
     slots: int = 2
     on_full: Literal["skip", "wait"] = "skip"
     full_timeout_s: float = 600.0
-    durable_every: int = 1
+    durable_every: int | str = 1
     keep: Keep | None = None
     drain_bytes_per_s: float | None = None
     drain_requests_per_s: float | None = None
@@ -77,9 +79,13 @@ class Settings:
             raise UsageError(f"slots: expected 1 to 64, found {self.slots}")
         if self.on_full not in ("skip", "wait"):
             raise UsageError(f"on_full: expected 'skip' or 'wait', found {self.on_full!r}")
-        if self.durable_every < 1:
-            raise UsageError(f"durable_every: expected at least 1, found {self.durable_every}")
-        if self.durable_every > 1 and self.local is None:
+        every_s = self.durable_every_s
+        if (every_s is None and self.durable_every_count < 1) or every_s == 0:
+            raise UsageError(
+                "durable_every: expected a number of snapshots, or a time such as '10min', found "
+                f"{self.durable_every!r}"
+            )
+        if self.durable_every != 1 and self.local is None:
             raise UsageError(
                 "durable_every: a snapshot that is not durable needs the local tier: give local="
             )
@@ -101,6 +107,16 @@ class Settings:
             )
         if self.agent not in ("auto", "external"):
             raise UsageError(f"agent: expected 'auto' or 'external', found {self.agent!r}")
+
+    @property
+    def durable_every_s(self) -> float | None:
+        """The time between durable snapshots, in seconds, where that is how they are chosen."""
+        return parse_seconds(self.durable_every) if isinstance(self.durable_every, str) else None
+
+    @property
+    def durable_every_count(self) -> int:
+        """Every n-th snapshot of a rank is for the durable tier; 1 where a time decides."""
+        return 1 if isinstance(self.durable_every, str) else self.durable_every
 
 
 _STAGGER_S_PER_NODE, _LONGEST_STAGGER_S = 0.005, 30.0

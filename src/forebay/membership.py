@@ -49,7 +49,7 @@ class Membership:
             run=url,
             local=None if settings.local is None else str(settings.local),
             node=topology.node,
-            durable_every=settings.durable_every,
+            durable_every_s=settings.durable_every_s,
             keep_last=None if keep is None else keep.last,
             keep_every=None if keep is None else keep.every,
             drain_bytes_per_s=settings.drain_bytes_per_s,

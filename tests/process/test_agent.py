@@ -477,7 +477,7 @@ def test_the_local_tier_keeps_the_last_two_committed_steps(job: Job) -> None:
 
 def test_a_near_snapshot_stays_local(job: Job) -> None:
     (job.root / "local").mkdir()
-    job.start(local=str(job.root / "local"), durable_every=2)
+    job.start(local=str(job.root / "local"))
     player = job.player()
     player.connect()
     player.save(1, durable=False)

@@ -196,6 +196,18 @@ def test_durable_every_keeps_the_others_near(tmp_path: Path) -> None:
     assert forebay.open(tmp_path / "run").steps() == [1, 3]
 
 
+def test_durable_every_so_long_a_time(tmp_path: Path) -> None:
+    with forebay.Checkpointer(
+        tmp_path / "run", local=tmp_path / "nvme", durable_every="1h"
+    ) as checkpointer:
+        for step in (1, 2, 3):
+            snapshot = checkpointer.save(step, {"w": torch.full((10,), float(step))})
+            snapshot.wait("local" if step > 1 else "durable", TIMEOUT_S)
+        poll(lambda: not checkpointer.status()["open"], "all to end")
+        assert snapshot.status()["phase"] == "kept_near"
+    assert forebay.open(tmp_path / "run").steps() == [1]
+
+
 def test_keep_is_applied_after_the_commit(tmp_path: Path) -> None:
     keep = forebay.Keep(last=2, every=4)
     with forebay.Checkpointer(tmp_path / "run", keep=keep) as checkpointer:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from forebay.drain import spill
+from forebay.drain.cadence import Cadence
 from forebay.drain.finish import Finisher
 from forebay.drain.job import Digests, Part, PartState, Snapshot, to_replace
 from forebay.drain.journal import Accepted, Began, Spilled, Uploaded
@@ -55,6 +56,14 @@ class Drainer:
         self._clock = clock
         self._slot_lanes = asyncio.Semaphore(_LANES)
         self._upload_lanes = asyncio.Semaphore(_LANES)
+        self._judging = asyncio.Lock()
+        self._cadence = Cadence(
+            durable,
+            node=config.node,
+            every_s=config.durable_every_s,
+            limit_s=config.gather_timeout_s,
+            nap=work.nap,
+        )
         self._local_failed: set[tuple[int, str]] = set()
 
     def scan(self) -> None:
@@ -92,6 +101,8 @@ class Drainer:
                     self._go_on(snapshot)
                     await self._from_slot(snapshot, part)
             if part.state is PartState.LOCAL and not snapshot.near:
+                await self._judge(snapshot, part)
+            if part.state is PartState.LOCAL and not snapshot.near:
                 self._replace()
                 await self._turn(snapshot)
                 async with self._upload_lanes:
@@ -109,6 +120,20 @@ class Drainer:
                 self._snapshots.free(part)
         if snapshot.drained and not snapshot.final and not snapshot.sealing:
             await self._finisher.finish(snapshot)
+
+    async def _judge(self, snapshot: Snapshot, part: Part) -> None:
+        """Learn whether the snapshot goes to the durable tier at all."""
+        staged_s = min(p.stamp.staged_s for p in snapshot.parts.values())
+        nodes = part.layout.nodes
+        async with self._judging:
+            if snapshot.judged or snapshot.final:
+                return
+            durable = await self._work.again(
+                lambda: self._cadence.durable(snapshot.step, snapshot.attempt, staged_s, nodes),
+                trouble=self._snapshots.trouble(snapshot),
+                commits=True,
+            )
+            snapshot.judged, snapshot.kept_near = True, not durable
 
     def _replace(self) -> None:
         """Let snapshots that have not begun to upload give way to newer ones, beyond the queue."""

@@ -98,7 +98,8 @@ class Part:
 class Snapshot:
     """All parts of one step and attempt on this node; ``sealing`` once its end is under way.
 
-    ``replaced`` says by what, when a newer one took its place before it began to upload.
+    ``replaced`` says by what, when a newer one took its place before it began to upload;
+    ``kept_near`` that its turn for the durable tier had not come, ``judged`` that this is known.
     ``trouble`` is what the durable tier said last, while it is tried again.
     """
 
@@ -110,6 +111,8 @@ class Snapshot:
     reached_s: dict[Phase, float] = field(default_factory=dict)
     sealing: bool = False
     replaced: str = ""
+    judged: bool = False
+    kept_near: bool = False
     trouble: str = ""
     detail: str = ""
     kind: str = ""
@@ -136,8 +139,12 @@ class Snapshot:
 
     @property
     def near(self) -> bool:
-        """True when it stays on the local tier: some rank said so, or it was replaced."""
-        return bool(self.replaced) or any(not part.stamp.durable for part in self.parts.values())
+        """True when it stays on the local tier: by its turn, or because it was replaced."""
+        return (
+            bool(self.replaced)
+            or self.kept_near
+            or any(not part.stamp.durable for part in self.parts.values())
+        )
 
     @property
     def uploading(self) -> bool:

@@ -47,13 +47,14 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What an agent must know before the first trainer speaks; written beside its socket.
 
     Sizes in bytes, times in seconds; ``drain_bytes_per_s`` and ``drain_requests_per_s`` None mean
-    as fast as the tier takes. ``environment`` is a digest of what the tiers' keys come from.
+    as fast as the tier takes; ``durable_every_s`` None leaves it to the ranks which snapshots go to
+    the durable tier. ``environment`` is a digest of what the tiers' keys come from.
     """
 
     run: str
     local: str | None
     node: int
-    durable_every: int = 1
+    durable_every_s: float | None = None
     keep_last: int | None = None
     keep_every: int | None = None
     drain_bytes_per_s: float | None = None

@@ -5,6 +5,7 @@
     data/<step:012d>/<attempt>/node-<n:05d>/record.json.zst
     data/<step:012d>/<attempt>/index.parquet
     data/<step:012d>/<attempt>/state.msgpack.zst
+    cadence/<step:012d>-<attempt>.json
     probe/result.json, probe/<word>
 
 All are relative to the run's prefix. An attempt never contains a slash.
@@ -45,6 +46,11 @@ def check_attempt(attempt: str) -> str:
             f"attempt: expected letters, digits, '_', '-' or '=', at most 80, found {attempt!r}"
         )
     return attempt
+
+
+def cadence_key(step: int, attempt: str) -> str:
+    """Key of node 0's word on whether a snapshot goes to the durable tier."""
+    return f"cadence/{check_step(step):012d}-{check_attempt(attempt)}.json"
 
 
 def probe_key(word: str) -> str:

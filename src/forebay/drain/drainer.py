@@ -8,6 +8,7 @@ crawls keeps no slot, once there is a local tier.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -181,8 +182,9 @@ class Drainer:
         finally:
             await asyncio.wait([hashing])
             part.reading = False
-            image.release()
-            area.release()
+            with contextlib.suppress(BufferError):  # a request that hangs still holds a part of it
+                image.release()
+                area.release()
         part.digests = hashing.result()
         self._moved(snapshot, part, PartState.LOCAL if near else PartState.UPLOADED)
         self._snapshots.free(part)

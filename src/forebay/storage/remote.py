@@ -144,7 +144,6 @@ class RemoteStore(Store):
         """
         what = f"{self.url}/{key}: {verb}"
         self.pace.ask()
-        began_s = time.monotonic()
         try:
             return call()
         except (FileNotFoundError, obs.NotFoundError) as error:
@@ -163,8 +162,6 @@ class RemoteStore(Store):
             if isinstance(failure, DeniedError):
                 self._renew()
             raise failure from None
-        finally:
-            self.pace.replied(time.monotonic() - began_s)
 
     def _renew(self) -> None:
         """Read the keys anew, for whoever comes next."""

@@ -221,13 +221,6 @@ class S3:
             target += "?" + urlencode(sorted(query.items()), quote_via=quote, safe="-_.~")
         digest = body.digest() if isinstance(body, Body) else hashlib.sha256(body).hexdigest()
         nbytes = body.view.nbytes if isinstance(body, Body) else len(body)
-        request = AWSRequest(
-            method=method,
-            url=target,
-            headers={"Content-Length": str(nbytes), **(headers or {})},
-        )
-        keys = self.credentials.frozen()
-        _Signer(keys, self.endpoint.region, digest).add_auth(request)
         pace.ask()
         what = f"{self.url.shown if key is None else self.name(key)}: {method}"
         ended_s = time.monotonic()
@@ -245,6 +238,13 @@ class S3:
         if gate is not None:
             gate.enter()
         try:
+            # Signed at the last moment: a signature is good for some minutes only.
+            request = AWSRequest(
+                method=method,
+                url=target,
+                headers={"Content-Length": str(nbytes), **(headers or {})},
+            )
+            _Signer(self.credentials.frozen(), self.endpoint.region, digest).add_auth(request)
             answer = self._pool.request(
                 method,
                 target,
@@ -258,12 +258,14 @@ class S3:
             finally:
                 answer.release_conn()
         except urllib3.exceptions.HTTPError as error:
-            pace.replied(time.monotonic() - ended_s)
+            if isinstance(error, urllib3.exceptions.TimeoutError):
+                pace.pushed_back()  # as late as can be
             raise unreachable(what, f"{self.endpoint.base_url}: {error}") from error
         finally:
             if gate is not None:
                 gate.leave()
-        pace.replied(time.monotonic() - ended_s)
+        if isinstance(body, Body):
+            pace.replied(time.monotonic() - ended_s)
         lower = {name.lower(): value for name, value in answer.headers.items()}
         return Reply(status=answer.status, headers=lower, data=data)
 

@@ -414,7 +414,9 @@ def test_store_that_fails_for_a_while(faults: Faults) -> None:
 
 
 def test_lost_reply_of_the_manifest(faults: Faults) -> None:
-    faults.set({"op": "create", "do": "lost_reply", "times": 1})
+    """And, before it, one of the probe."""
+    lost = {"op": "create", "do": "lost_reply", "times": 1}
+    faults.set(lost | {"match": "probe/"}, lost | {"match": "manifests/"})
     with forebay.Checkpointer(faults.url) as checkpointer:
         checkpointer.save(1, {"w": torch.ones(10)}).wait("durable", TIMEOUT_S)
     assert forebay.open(faults.directory).steps() == [1]

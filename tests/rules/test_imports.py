@@ -9,13 +9,14 @@ import pytest
 from tests.rules.source import MODULES, imports_of, name_of, ours
 
 # What anyone may import.
-COMMON = {"errors", "units", "config", "watch.events", ""}
+COMMON = {"errors", "units", "config", "locks", "watch.events", ""}
 
 # Each unit may import what stands beside it (and itself). A unit is a package or a module.
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "units": set(),
     "config": set(),
+    "locks": set(),
     "watch": set(),
     "format": set(),
     "storage": set(),

@@ -11,9 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from forebay.drain.slots import Slots, check_ticket, lock_owner
+from forebay.drain.slots import Slots, check_ticket
 from forebay.errors import FormatError, StoreError
 from forebay.format.slot import SlotState
+from forebay.locks import lock_owner
 from tests.player import Player
 
 

@@ -27,6 +27,7 @@ from forebay.capture.ledger import Ledger
 from forebay.errors import AgentError, BusyError, DeadlineError, FormatError
 from forebay.format.messages import (
     AGENT_CONFIG,
+    AGENT_LOCK,
     AGENT_LOG,
     AGENT_SOCKET,
     PROTOCOL,
@@ -45,10 +46,12 @@ from forebay.format.messages import (
     read_message,
     write_frame,
 )
+from forebay.locks import lock_owner
 from forebay.watch.events import emit
 
 _POLL_S = 0.02
 _RETRY_S = 0.5
+_START_S = 3.0
 
 
 @contextlib.contextmanager
@@ -217,8 +220,16 @@ class Link:
             return self._await(deadline)
 
     def _await(self, deadline: float) -> Wire:
-        """Try until an agent answers. Raises AgentError at the deadline."""
+        """Try until an agent answers. Raises AgentError at the deadline.
+
+        One that was started and died before it answered is started again.
+        """
+        again = time.monotonic() + _START_S
         while (wire := self._try()) is None:
+            if self._start_agents and time.monotonic() > again:
+                again = time.monotonic() + _START_S
+                if lock_owner(self._directory / AGENT_LOCK) is None:
+                    self._spawn()
             if time.monotonic() > deadline or self._closing.is_set():
                 raise AgentError(
                     f"agent: none answers at {self._directory / AGENT_SOCKET} after "

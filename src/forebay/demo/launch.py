@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -17,13 +15,13 @@ from pathlib import Path
 from forebay.config import LINGER_VARIABLE
 from forebay.errors import DeadlineError, ForebayError
 from forebay.format.messages import AGENT_LOCK
+from forebay.locks import lock_owner
 
 LINGER_S = 5
 POLL_S = 0.002
 GRACE_S = 10.0
 _MODULE = "forebay.demo.train"
 _LAUNCHER = "torch.distributed.run"
-_FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 # Another launcher's variables would tell our ranks a wrong place; a fixed attempt would mix starts.
 _FOREIGN = ("SLURM_", "TORCHELASTIC_", "FOREBAY_ATTEMPT")
 
@@ -172,16 +170,7 @@ def wait_dead(pids: list[int], timeout_s: float) -> None:
 
 def agent_pid(job_directory: Path) -> int | None:
     """Pid of the node agent of a job: who holds its lock. None when nobody does."""
-    try:
-        fd = os.open(job_directory / AGENT_LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
-    finally:
-        os.close(fd)
-    return None if kind == fcntl.F_UNLCK else int(pid)
+    return lock_owner(job_directory / AGENT_LOCK)
 
 
 def wait_for_agent(job_directory: Path, timeout_s: float) -> None:

@@ -23,10 +23,10 @@ from types import ModuleType
 import msgspec
 
 from forebay.drain.service import Agent
-from forebay.drain.slots import lock_owner
 from forebay.drain.wire import answers, ask
 from forebay.errors import ForebayError, UsageError
 from forebay.format.messages import AGENT_CONFIG, AGENT_LOCK, AGENT_SOCKET, AgentConfig
+from forebay.locks import lock_owner
 from forebay.watch.events import LOGGER, emit
 
 __all__ = ["ask", "main", "read_config", "run_agent"]

@@ -20,7 +20,7 @@ from forebay.drain.job import Snapshot
 from forebay.drain.journal import Journal, journal_path
 from forebay.drain.missing import Missing
 from forebay.drain.recover import recover
-from forebay.drain.slots import Slots, lock_owner
+from forebay.drain.slots import Slots
 from forebay.drain.snapshots import Snapshots
 from forebay.drain.status import forecast, status_of
 from forebay.drain.trainers import Trainers
@@ -34,6 +34,7 @@ from forebay.format.messages import (
     config_digest,
     job_name,
 )
+from forebay.locks import lock_owner
 from forebay.storage.address import open_store
 from forebay.storage.pace import Pace
 from forebay.storage.store import Store

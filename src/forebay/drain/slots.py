@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +21,6 @@ from forebay.format.slot import (
     read_words,
 )
 from forebay.watch.events import emit
-
-_FLOCK = struct.Struct("hhqqi")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,17 +196,3 @@ def check_ticket(layout: Layout, stamp: Stamp, head: ArenaHead, name: str) -> No
     for seen in layout.witnesses:
         if not 0 <= seen.start <= seen.start + seen.nbytes <= head.image_bytes:
             raise FormatError(f"{name}: witness of {seen.fqn!r} at {seen.start} outside its slot")
-
-
-def lock_owner(path: Path) -> int | None:
-    """The process that holds a lock file, or None. Takes no lock itself."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
-        return None if kind == fcntl.F_UNLCK else pid
-    finally:
-        os.close(fd)

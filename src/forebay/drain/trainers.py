@@ -14,7 +14,6 @@ from typing import Protocol
 
 import forebay
 from forebay.drain.job import Snapshot
-from forebay.drain.slots import lock_owner
 from forebay.drain.status import progress_of
 from forebay.errors import AgentError, FormatError
 from forebay.format.messages import (
@@ -33,6 +32,7 @@ from forebay.format.messages import (
     read_message,
     write_frame,
 )
+from forebay.locks import lock_owner
 from forebay.watch.events import emit
 
 _SETTLE_POLL_S = 0.2

@@ -69,8 +69,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def config_digest(config: AgentConfig) -> str:
-    """Tells configs apart."""
-    return hashlib.sha256(msgspec.json.encode(config)).hexdigest()[:16]
+    """Tells configs apart; the same for a config and for what its file is read back as."""
+    read_back = msgspec.json.decode(msgspec.json.encode(config), type=AgentConfig)
+    return hashlib.sha256(msgspec.json.encode(read_back)).hexdigest()[:16]
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True, kw_only=True):

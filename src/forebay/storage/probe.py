@@ -15,11 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from forebay.errors import NotFoundError, StoreError
+from forebay.storage.patience import Patience
 from forebay.storage.store import CreateOutcome, Store
 from forebay.watch.events import emit
 
 CREATORS = 16
 _START_S = 60.0
+_PATIENCE_S = 10.0
 _MAX_BYTES = 2**16
 
 
@@ -112,7 +114,7 @@ def require_exclusive(
     """
     finding = _known(store, result_key)
     if finding is None:
-        finding = probe(store, name)
+        finding = Patience(_PATIENCE_S).again(lambda: probe(store, name))
         with contextlib.suppress(StoreError):  # another start may keep its own at this moment
             store.delete(result_key)
             store.create(result_key, msgspec.json.encode(finding))

@@ -234,8 +234,8 @@ def pace() -> dict[str, Any]:
         assert job.returncode == 0
         busiest, arrived = busiest_second(samples), proxy.busiest_second()
         parts = [one for one in proxy.requests if "partNumber=" in one.query]
-    took_s = max(one.ended_s for one in parts) - min(one.started_s for one in parts)
-    mean = sum(one.nbytes for one in parts) / took_s
+    took_s = max(one.ended_s or 0.0 for one in parts) - min(one.started_s for one in parts)
+    mean = sum(one.body_bytes for one in parts) / took_s
     share = busiest / BUDGET_BYTES_PER_S
     print(
         f"pace: budget {BUDGET_BYTES_PER_S / 1e6:.0f} MB/s, mean {mean / 1e6:.1f} MB/s, "

@@ -50,11 +50,11 @@ def check(url: str, step: int, expected: dict[str, Any]) -> None:
 
 
 def parts_sent(proxy: FaultProxy) -> Counter[tuple[str, str]]:
-    """How often the store acknowledged each part of each upload."""
+    """How often the store took each part of each upload, whether or not the agent lived to hear."""
     found: Counter[tuple[str, str]] = Counter()
     for one in list(proxy.requests):
         number = re.search(r"partNumber=(\d+)", one.query)
-        if one.method == "PUT" and number is not None and one.status == 200:
+        if one.method == "PUT" and number is not None and one.upstream_status == 200:
             found[one.path, number[1]] += 1
     return found
 

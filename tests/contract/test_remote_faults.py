@@ -1,13 +1,10 @@
-"""The fault proxy: transparent without faults, and each fault is what it says, on a real server."""
+"""A store behind the fault proxy: all that it must do, whatever the requests of the moment."""
 
 from __future__ import annotations
 
 import secrets
-import threading
-import time
 from collections.abc import Callable
 
-import msgspec
 import pytest
 
 from forebay.errors import StoreError
@@ -61,14 +58,6 @@ def test_status(proxy: FaultProxy) -> None:
     assert store.pace.share < 1.0, "the store was asked for less"
 
 
-def test_after_and_times(proxy: FaultProxy) -> None:
-    store = opened(proxy)
-    proxy.set_faults([Fault(do="status", method="HEAD", after=2, times=1)])
-    for _ in range(3):
-        store.head("none")
-    assert [one.status for one in proxy.requests] == [404, 503, 404, 404]
-
-
 @pytest.mark.parametrize("at_bytes", [0, 1, 100_000, PART - 1])
 def test_reset_request(proxy: FaultProxy, at_bytes: int) -> None:
     store, view = opened(proxy), page_aligned(2 * PART + 1)
@@ -101,43 +90,6 @@ def test_lost_replies_have_landed(proxy: FaultProxy) -> None:
     assert store.head("a") is not None
 
 
-def test_slow(proxy: FaultProxy) -> None:
-    store, view = opened(proxy), page_aligned(2_000_000)
-    proxy.set_faults([Fault(do="slow", method="PUT", bytes_per_s=2e6)])
-    began_s = time.monotonic()
-    store.put_large("a", view)
-    assert time.monotonic() - began_s > 0.9
-    assert proxy.busiest_second() < 2_500_000
-
-
-def test_hang_and_close(seaweed: object, proxy: FaultProxy) -> None:
-    """A request is held; closing the proxy lets it go, cut off."""
-    store = opened(proxy, patience_s=0.1)
-    proxy.set_faults([Fault(do="hang", method="HEAD")])
-    ended = threading.Event()
-
-    def ask() -> None:
-        with pytest.raises(StoreError, match="cannot be reached"):
-            store.head("a")
-        ended.set()
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    assert not ended.wait(1.0)
-    proxy.close()
-    assert ended.wait(30)
-    thread.join(30)
-    assert not any(thread.name == "fault-proxy" for thread in threading.enumerate())
-
-
-def test_hang_for_a_while(proxy: FaultProxy) -> None:
-    store = opened(proxy)
-    proxy.set_faults([Fault(do="hang", method="HEAD", seconds=0.5)])
-    began_s = time.monotonic()
-    assert store.head("a") is None
-    assert time.monotonic() - began_s >= 0.5
-
-
 def test_stale_list(proxy: FaultProxy) -> None:
     store = opened(proxy)
     store.put("a/1", b"x")
@@ -148,36 +100,6 @@ def test_stale_list(proxy: FaultProxy) -> None:
     assert store.head("a/2") is not None
     proxy.set_faults([])
     assert len(list(store.list("a/"))) == 2
-
-
-def test_the_seed_decides(seaweed: object) -> None:
-    def faults(seed: int) -> list[str]:
-        with FaultProxy(seaweed.endpoint, seed=seed) as made:  # type: ignore[attr-defined]
-            made.set_faults([Fault(do="status", share=0.5)])
-            store = opened(made)
-            for _ in range(10):
-                store.head("none")
-            return [one.fault for one in made.requests]
-
-    assert faults(1) == faults(1)
-    assert faults(1) != faults(2)
-    assert "status" in faults(1)
-
-
-def test_a_dead_server(tmp_path: object) -> None:
-    with FaultProxy("http://127.0.0.1:9") as made:
-        url = f"s3://ckpt/run?endpoint={made.url}&allow_http=true"
-        with pytest.raises(StoreError, match="cannot be reached"):
-            RemoteStore(parse_remote(url), patience_s=0.1).head("a")
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [{"do": "nothing"}, {"do": "slow"}, {"do": "status", "match": "("}, {"do": "hang", "x": 1}],
-)
-def test_faults_that_make_no_sense(fault: dict[str, object]) -> None:
-    with pytest.raises((msgspec.ValidationError, ValueError, TypeError, Exception)):
-        msgspec.convert(fault, Fault)
 
 
 # -- replies that are lost, settled by reading back ----------------------------------------------

@@ -30,12 +30,16 @@ class Log:
 
     def __init__(self) -> None:
         self.noted: list[tuple[str, int]] = []
+        self.told: list[str] = []
 
     def known(self) -> tuple[str, int] | None:
         return self.noted[-1] if self.noted else None
 
     def begun(self, upload_id: str, part_bytes: int) -> None:
         self.noted.append((upload_id, part_bytes))
+
+    def trouble(self, why: str) -> None:
+        self.told.append(why)
 
 
 class CutError(Exception):

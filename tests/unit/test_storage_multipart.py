@@ -74,12 +74,16 @@ class Log:
     def __init__(self, known: tuple[str, int] | None = None) -> None:
         self._known = known
         self.noted: list[tuple[str, int]] = []
+        self.told: list[str] = []
 
     def known(self) -> tuple[str, int] | None:
         return self._known
 
     def begun(self, upload_id: str, part_bytes: int) -> None:
         self.noted.append((upload_id, part_bytes))
+
+    def trouble(self, why: str) -> None:
+        self.told.append(why)
 
 
 def upload_of(
@@ -110,8 +114,10 @@ def test_all_parts_go_once() -> None:
 def test_a_part_that_fails_goes_to_the_end_of_the_list() -> None:
     memory, told = Memory(bytes(100)), list[int]()
     memory.fail = {2: [StoreError("x"), StoreError("y")]}
-    upload = upload_of(memory, told.append)
-    upload.run(None)
+    upload, log = upload_of(memory, told.append), Log()
+    upload.run(log)
+    assert {"x", "y"} <= set(log.told)
+    assert log.told[-1] == ""
     assert memory.sent.count(2) == 3
     assert memory.sent.index(2) < 6
     assert sum(told) == 100

@@ -289,6 +289,10 @@ class _Log:
             )
         )
 
+    def trouble(self, why: str) -> None:
+        """Shown with the snapshot until parts arrive again."""
+        self._snapshot.trouble = why
+
 
 def _key(snapshot: Snapshot, part: Part) -> str:
     return names.shard_key(snapshot.step, snapshot.attempt, part.layout.node, part.layout.rank)

@@ -13,6 +13,7 @@ from forebay.storage.patience import Patience
 from forebay.storage.s3 import S3, Body, Reply
 
 _RESTARTS = 3
+_PARTS_PATIENCE = 10  # times that of a request: a part is many blocks
 _GONE = (404, 409, 412)
 
 Told = Callable[[int], None]
@@ -89,7 +90,7 @@ class Sender:
                 what=self._s3.name(key),
                 pace=self._pace,
                 told=told,
-                patience=Patience(self._patience_s),
+                patience=Patience(self._parts_patience_s(plan)),
             )
             upload_id = upload.run(log)
             if self._complete(key, upload_id, upload.tags, view.nbytes):
@@ -98,6 +99,15 @@ class Sender:
             log = None if log is None else _Anew(log)
             if not left:
                 raise StoreError(f"{self._s3.name(key)}: the store dropped its upload, again")
+
+    def _parts_patience_s(self, plan: PartPlan) -> float:
+        """How long no part may arrive: longer than all lanes need for theirs at the pace of now.
+
+        What ends the upload cuts off the parts that are on their way.
+        """
+        rate = self._pace.bytes_per_s
+        slow_s = 0.0 if rate is None else 2 * plan.lanes * plan.part_bytes / rate
+        return max(_PARTS_PATIENCE * self._patience_s, slow_s)
 
     def _complete(self, key: str, upload_id: str, tags: Mapping[int, str], nbytes: int) -> bool:
         """Make the object of its parts; False when the upload is gone and there is no object.
@@ -182,6 +192,10 @@ class _Anew:
     def begun(self, upload_id: str, part_bytes: int) -> None:
         """Noted in the place of the other."""
         self._log.begun(upload_id, part_bytes)
+
+    def trouble(self, why: str) -> None:
+        """Passed on."""
+        self._log.trouble(why)
 
 
 def sweep(s3: S3, pace: Pace, prefix: str, *, older_than_s: float) -> int:

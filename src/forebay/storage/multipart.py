@@ -88,6 +88,9 @@ class UploadLog(Protocol):
     def begun(self, upload_id: str, part_bytes: int) -> None:
         """An upload was begun: noted, and durable, before its first part is sent."""
 
+    def trouble(self, why: str) -> None:
+        """A part failed and goes again, for this reason; "" once parts arrive again."""
+
 
 class Parts(Protocol):
     """What a store can do with the parts of one object."""
@@ -143,6 +146,8 @@ class Upload:
         self._lock = threading.Lock()
         self._gate = Gate(pace, plan.lanes)
         self._unsaid = 0
+        self._log: UploadLog | None = None
+        self._troubled = False
         self.tags: dict[int, str] = {}
 
     def run(self, log: UploadLog | None) -> str:
@@ -150,6 +155,7 @@ class Upload:
 
         Raises StoreError when nothing came through for as long as patience lasts.
         """
+        self._log = log
         upload_id = self._resume(log)
         todo = deque(n for n in range(1, self._plan.count + 1) if n not in self.tags)
         running: dict[Future[str], tuple[int, list[int]]] = {}
@@ -227,6 +233,13 @@ class Upload:
             if wait_s is None:
                 raise
             emit("store.retry", level=30, why=error, wait_s=round(wait_s, 3))
+            self._tell(str(error))
             return wait_s
         self._patience.progressed()
+        self._tell("")
         return None
+
+    def _tell(self, why: str) -> None:
+        if self._log is not None and (why or self._troubled):
+            self._log.trouble(why)
+        self._troubled = bool(why)

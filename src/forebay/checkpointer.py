@@ -48,7 +48,8 @@ class Checkpointer:
     """Checkpoints of one run. Every rank makes one, with the same arguments.
 
     Args:
-        url: the durable tier: a directory or ``file://`` URL. Its parent must exist.
+        url: the durable tier: a directory, whose parent must exist, or ``s3://``, ``gs://``,
+            ``az://`` and a run's name below a bucket.
         local: directory of the node-local tier (NVMe), or None.
         slots: images in memory at once; two (the default) let a save begin while one drains.
         on_full: what a save does that finds no free slot: ``skip`` it (the default), or ``wait``.

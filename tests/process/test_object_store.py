@@ -334,3 +334,53 @@ def test_the_catalog_of_a_missing_bucket(seaweed: Place, cli: Callable[..., Said
     assert "Traceback" not in said.err
     with pytest.raises(StoreError, match="no such bucket"):
         Catalog(open_store("s3://nosuch/run")).steps()
+
+
+def test_a_tier_that_cannot_be_asked_is_not_called_damaged(
+    proxy: FaultProxy, runtime: Path
+) -> None:
+    """Nor passed over for an older step: its bytes are good."""
+    url = run_url()
+    with forebay.Checkpointer(url) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state_of(MIB, step)).wait("durable", TIMEOUT_S)
+    poll(lambda: not agent_pids(runtime), "the agent to end")
+    expired = Fault(
+        do="status", method="GET", match="/0*2/.*rank-00000", status=403, code="ExpiredToken"
+    )
+    proxy.set_faults([expired])
+    target = state_of(MIB, 9)
+    with forebay.Checkpointer(url) as checkpointer:
+        with pytest.raises(DeniedError, match="renew the credentials"):
+            checkpointer.restore(target, fallback=True)
+        assert target["step"] == 9
+        proxy.set_faults([])
+        assert checkpointer.restore(target, fallback=True) == 2
+
+
+def test_failed_uploads_keep_no_deleted_image(
+    proxy: FaultProxy, runtime: Path, tmp_path: Path
+) -> None:
+    """A part size that is no whole pages, too: 6 MB."""
+    (tmp_path / "local").mkdir()
+    url, state = run_url(part_size="6MB"), state_of(30 * MIB)
+    with forebay.Checkpointer(url, local=tmp_path / "local") as checkpointer:
+        checkpointer.save(1, state).wait("durable", TIMEOUT_S)
+        (agent,) = agent_pids(runtime)
+        proxy.set_faults(
+            [Fault(do="reset_request", method="PUT", match="partNumber", at_bytes=10_000)]
+        )
+        snapshot = checkpointer.save(2, state)
+        poll(lambda: snapshot.status()["trouble"], "the trouble to be told")
+        proxy.set_faults([])
+        snapshot.wait("durable", TIMEOUT_S)
+        maps = Path(f"/proc/{agent}/maps")
+        poll(lambda: "rank-00000.safetensors" not in maps.read_text(), "the mappings to go")
+
+
+def test_the_agent_verb_says_at_once_that_it_cannot(
+    seaweed: Place, runtime: Path, cli: Callable[..., Said]
+) -> None:
+    said = cli("agent", "s3://nosuch/run", "--linger", "1s")
+    assert said.code == 1
+    assert "make the bucket, or correct the URL" in said.err

@@ -38,6 +38,7 @@ def test_parts_of_a_url() -> None:
         ("s3://bucket/a b", "expected a run's name"),
         ("s3://bucket/../b", "expected a run's name"),
         ("s3://bucket/run?secret_access_key=x", "unknown option secret_access_key.*never from"),
+        ("s3://bucket/run?region=a&region=b", "an option stands there twice"),
         ("s3://bucket/run#x", "unknown option #"),
         ("gs://bucket/run?region=x", "unknown option region"),
         ("ftp://bucket/run", "expected s3://, gs:// or az://"),
@@ -108,3 +109,17 @@ def test_bad_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ALLOW_HTTP", "sure")
     with pytest.raises(UsageError, match="AWS_ALLOW_HTTP='sure': expected true or false"):
         at("s3://bucket/run")
+
+
+@pytest.mark.parametrize(
+    ("given", "size"), [("5MiB", 5 * 2**20), ("6MB", 6 * 2**20), ("5242881", 6 * 2**20)]
+)
+def test_parts_are_whole_mebibytes(given: str, size: int) -> None:
+    """Whole pages, so that what was sent can be dropped from a mapped file."""
+    assert parse_remote(f"s3://bucket/run?part_size={given}").part_bytes(1) == size
+
+
+@pytest.mark.parametrize("given", ["1MiB", "6GiB", "abc"])
+def test_bad_part_sizes(given: str) -> None:
+    with pytest.raises(UsageError, match=rf"s3://bucket/run: \?part_size='{given}'"):
+        parse_remote(f"s3://bucket/run?part_size={given}").part_bytes(1)

@@ -69,3 +69,11 @@ def test_no_answer(cause: str, says: str) -> None:
 def test_a_long_cause_is_cut() -> None:
     assert len(str(from_text("x", "word " * 1000))) < 400
     assert "source" not in str(from_text("x", "it broke Debug source: Generic { source: ... }"))
+
+
+def test_missing_keys_are_told_as_they_are() -> None:
+    """However deep a client library wraps what its credential provider raised."""
+    text = "lacked credentials: External AWS credential provider: DeniedError: x: none: set Y"
+    error = from_text("s3://b/run/: list", text + " Debug source: Generic")
+    assert type(error) is DeniedError
+    assert str(error) == "x: none: set Y"

@@ -52,6 +52,7 @@ from forebay.watch.events import emit
 _POLL_S = 0.02
 _RETRY_S = 0.5
 _START_S = 3.0
+_ENDING_S = 60.0
 
 
 @contextlib.contextmanager
@@ -226,6 +227,11 @@ class Link:
         """
         again = time.monotonic() + _START_S
         while (wire := self._try()) is None:
+            ending = lock_owner(self._directory / AGENT_LOCK)
+            late_s = time.monotonic() - deadline
+            if ending is not None and 0 < late_s < _ENDING_S and not self._closing.is_set():
+                time.sleep(_POLL_S)  # an earlier agent still ends; the next one waits for its lock
+                continue
             if self._start_agents and time.monotonic() > again:
                 again = time.monotonic() + _START_S
                 if lock_owner(self._directory / AGENT_LOCK) is None:

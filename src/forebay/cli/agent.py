@@ -14,6 +14,7 @@ from forebay.capture.arena import make_job_directory
 from forebay.config import linger_s, runtime_directory
 from forebay.drain.agent import run_agent
 from forebay.format.messages import AGENT_CONFIG, AgentConfig, job_directory
+from forebay.format.names import MANIFEST_PREFIX
 from forebay.storage.address import open_store, resolve_url
 from forebay.units import parse_rate, parse_seconds
 
@@ -43,7 +44,8 @@ def agent(
     """Run the node agent of a run in the foreground; trainers start one if there is none."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
     run = resolve_url(url)
-    open_store(run)
+    store = open_store(run, single_writer=single_writer)
+    next(iter(store.list(MANIFEST_PREFIX)), None)  # keys and bucket are right, or one line says not
     if local is not None:
         open_store(local.absolute())
     directory = job_directory(runtime_directory(), run, node)

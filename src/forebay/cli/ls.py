@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from forebay.cli.output import SCREEN, AsJson, say_json, when
-from forebay.errors import ForebayError
+from forebay.errors import DamagedError
 from forebay.reader import Run
 from forebay.units import show_bytes, show_seconds
 
@@ -16,7 +16,7 @@ from forebay.units import show_bytes, show_seconds
 def _committed(run: Run, step: int) -> dict[str, Any]:
     try:
         manifest = run.manifest(step)
-    except ForebayError as error:
+    except DamagedError as error:
         return {"step": step, "state": "damaged", "why": str(error)}
     return {
         "step": step,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from forebay.commit.catalog import Catalog
 from forebay.commit.gather import check_records, wait_for_records
@@ -25,6 +26,10 @@ ORPHAN_GATHER_S = 60.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
 _LOCAL_KEPT = 2
 LITTER_AGE_S = 86400.0
+SWEEP_EVERY_S = 6 * 3600.0
+OTHERS_S = 300.0
+
+_T = TypeVar("_T")
 
 
 class Finisher:
@@ -194,8 +199,8 @@ class Finisher:
         """Commit what an earlier start left complete, newer than the newest manifest."""
         catalog = Catalog(self._durable)
         try:
-            newest = await self._work.again(catalog.latest, commits=True)
-            found = await self._work.again(catalog.unfinished, commits=True)
+            newest = await self._again(catalog.latest)
+            found = await self._again(catalog.unfinished)
         except Stopped:
             return
         except (ForebayError, OSError) as error:
@@ -212,9 +217,7 @@ class Finisher:
                 continue  # its own commit is under way, or has ended as it has
             step, attempt, nodes = left.step, left.attempt, left.nodes
             try:
-                await self._work.again(
-                    functools.partial(self._commit_now, step, attempt, nodes), commits=True
-                )
+                await self._again(functools.partial(self._commit_now, step, attempt, nodes))
             except Stopped:
                 return
             except (ForebayError, OSError) as error:
@@ -222,17 +225,27 @@ class Finisher:
             else:
                 emit("commit.finished", step=step, attempt=attempt)
 
+    async def _again(self, work: Callable[[], _T]) -> _T:
+        """Work for an earlier start: nobody waits for it, so that an idle agent does not long."""
+        return await self._work.again(work, commits=True, limit_s=OTHERS_S)
+
     async def sweep(self) -> None:
-        """Remove what writers that died long ago left unfinished on the durable tier."""
-        try:
-            count = await self._work.commit(
-                lambda: self._durable.sweep("", older_than_s=LITTER_AGE_S)
-            )
-        except (ForebayError, OSError) as error:
-            emit("sweep.failed", level=30, why=error)
-        else:
-            if count:
-                emit("sweep.done", unfinished_writes=count)
+        """Remove, every few hours, what writers that died left unfinished on the durable tier."""
+        while True:
+            try:
+                count = await self._again(
+                    lambda: self._durable.sweep("", older_than_s=LITTER_AGE_S)
+                )
+                if count:
+                    emit("sweep.done", unfinished_writes=count)
+            except (ForebayError, OSError) as error:
+                emit("sweep.failed", level=30, why=error)
+            except Stopped:
+                return
+            try:
+                await self._work.sleep(SWEEP_EVERY_S)
+            except Stopped:
+                return
 
     def _commit_now(self, step: int, attempt: str, nodes: int) -> None:
         commit_step(self._durable, step, attempt, nodes=nodes, timeout_s=0.0)

@@ -24,6 +24,7 @@ from forebay.drain.slots import Slots
 from forebay.drain.snapshots import Snapshots
 from forebay.drain.status import forecast, status_of
 from forebay.drain.trainers import Trainers
+from forebay.drain.upload import close_what_was_held
 from forebay.drain.wire import short_path
 from forebay.drain.work import Work
 from forebay.format.messages import (
@@ -109,7 +110,8 @@ class Agent:
             work=self._work,
         )
         if self._config.node == 0:
-            self._work.start(self._clear_up())
+            self._work.start(self._finisher.finish_others())
+            self._work.start(self._finisher.sweep(), aside=True)
         server = await asyncio.start_unix_server(self._trainers.serve, sock=_listen(path))
         done = False
         try:
@@ -131,11 +133,6 @@ class Agent:
             self._clean_up()
         emit("agent.ends", unfinished=len(self._snapshots.unfinished))
 
-    async def _clear_up(self) -> None:
-        """See to what earlier starts left."""
-        await self._finisher.finish_others()
-        await self._finisher.sweep()
-
     def look(self) -> None:
         """Take over what is staged, give up what waits in vain."""
         if self._work.stopping:
@@ -146,6 +143,7 @@ class Agent:
             emit("agent.scan_failed", level=logging.ERROR, why=error)
         for snapshot, why in self._missing.look(self.known()):
             self._snapshots.abandon(snapshot, why)
+        close_what_was_held()
         self._show()
 
     def _show(self) -> None:

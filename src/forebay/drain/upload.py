@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import mmap
 import os
+import threading
+import time
 from collections.abc import Callable
 
 from forebay.drain.spill import write_image
@@ -44,12 +47,50 @@ def upload_file(
         raise StoreError(f"{path}: cannot be read back from the local tier: {error}") from error
 
     def drop(start: int, count: int) -> None:
-        mapping.madvise(mmap.MADV_DONTNEED, start, count)
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        if start + count > first:
+            mapping.madvise(mmap.MADV_DONTNEED, first, start + count - first)
 
     view = memoryview(mapping)
     try:
         write_image(durable, key, view, on_progress=on_progress, on_drop=drop, log=log)
     finally:
-        with contextlib.suppress(BufferError):  # a request that hangs still holds a part of it
+        with contextlib.suppress(BufferError):
             view.release()
-            mapping.close()
+        _HELD.close(mapping)
+
+
+class _Held:
+    """Mappings that could not be closed when their upload ended. Used by any thread.
+
+    A request that hangs, or the traceback of one that failed, still holds a part; an image that is
+    mapped keeps its blocks on the disk, deleted or not.
+    """
+
+    def __init__(self) -> None:
+        self._mappings: list[mmap.mmap] = []
+        self._lock = threading.Lock()
+        self._collected_s = 0.0
+
+    def close(self, *more: mmap.mmap) -> None:
+        """Close these, and those of before; what is still held is kept for the next time."""
+        with self._lock:
+            kept = []
+            for one in (*self._mappings, *more):
+                try:
+                    one.close()
+                except BufferError:
+                    kept.append(one)
+            self._mappings = kept
+
+    def look(self) -> None:
+        """Try again, every few seconds, whatever cycles of dead objects hold them."""
+        if self._mappings and time.monotonic() - self._collected_s > _COLLECT_S:
+            self._collected_s = time.monotonic()
+            gc.collect()
+            self.close()
+
+
+_COLLECT_S = 5.0
+_HELD = _Held()
+close_what_was_held = _HELD.look

@@ -14,6 +14,7 @@ from forebay.storage.patience import Patience
 from forebay.watch.events import emit
 
 _BYTE_THREADS = 8  # two lanes of spill and two of upload, each with a hashing or waiting peer
+_CUT_S = 2.0
 _COMMIT_THREADS = 16  # mostly asleep: a commit waits for other nodes
 
 _T = TypeVar("_T")
@@ -34,6 +35,7 @@ class Work:
         self._bytes = ThreadPoolExecutor(_BYTE_THREADS, thread_name_prefix="bytes")
         self._commits = ThreadPoolExecutor(_COMMIT_THREADS, thread_name_prefix="commit")
         self._tasks: set[asyncio.Task[None]] = set()
+        self._aside: set[asyncio.Task[None]] = set()
         self._nap = threading.Event()
         self._awake = asyncio.Event()
         self.stopping = False
@@ -44,14 +46,18 @@ class Work:
         """True while a task is under way."""
         return bool(self._tasks)
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine beside all others; an error that it lets out is a bug and is told."""
+    def start(self, work: Coroutine[Any, Any, None], *, aside: bool = False) -> None:
+        """Run a coroutine beside all others; an error that it lets out is a bug and is told.
+
+        What runs ``aside`` keeps no agent alive, and ends when the agent does.
+        """
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        (self._aside if aside else self._tasks).add(task)
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._aside.discard(task)
         if not task.cancelled() and task.exception() is not None:
             emit("agent.bug", level=50, why=repr(task.exception()))
 
@@ -77,15 +83,17 @@ class Work:
         moved: Callable[[], bool] | None = None,
         trouble: Callable[[str], None] | None = None,
         commits: bool = False,
+        limit_s: float | None = None,
     ) -> _T:
         """Run work on a tier, again after each failure that may pass, until patience ends.
 
         ``moved`` says whether anything came through since it was last asked: that moves the
         deadline. ``trouble`` hears why it has to be tried again, and "" when it went well. A
         refusal is tried again as well, since keys and buckets are mended while the bytes wait. A
-        full tier is not: somebody has to make room. Raises what the last try raised.
+        full tier is not: somebody has to make room. ``limit_s`` replaces the usual patience.
+        Raises what the last try raised.
         """
-        patience = Patience(self._patience_s)
+        patience = Patience(self._patience_s if limit_s is None else limit_s)
         run = self.commit if commits else self.move
         while True:
             try:
@@ -132,6 +140,6 @@ class Work:
             await asyncio.wait(self._tasks, timeout=limit_s)
         self.cut = True
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=limit_s)
+            await asyncio.wait(self._tasks, timeout=min(limit_s, _CUT_S))
         self._bytes.shutdown(wait=False)
         self._commits.shutdown(wait=False)

@@ -84,8 +84,13 @@ class _Work:
             self.budget.give(batch.nbytes)
 
     def _fill(self, batch: Batch, into: memoryview) -> None:
-        """Read from the nearest source whose bytes are right. Raises DamagedError for none."""
+        """Read from the nearest source whose bytes are right.
+
+        Raises DamagedError where none has them, but what a tier that could not be asked said, where
+        there is one: its bytes may be good.
+        """
         told: list[str] = []
+        unasked: StoreError | DeadlineError | None = None
         for source in self.sources:
             began = time.perf_counter()
             try:
@@ -97,6 +102,8 @@ class _Work:
                 told.append(f"{source.name}: not there")
                 continue
             except (DamagedError, StoreError, DeadlineError) as error:
+                if not isinstance(error, DamagedError):
+                    unasked = error
                 told.append(f"{source.name}: {error}")
                 with self.lock:
                     self.bad.append(told[-1])
@@ -108,6 +115,8 @@ class _Work:
                 share.reads += 1
                 share.seconds += time.perf_counter() - began
             return
+        if unasked is not None:
+            raise type(unasked)(f"{unasked} (needed for {batch.key}; nothing was changed)")
         raise DamagedError(
             f"{batch.key}, bytes {batch.start} to {batch.start + batch.nbytes}: "
             f"no tier has them intact ({'; '.join(told)}); restore an older step"

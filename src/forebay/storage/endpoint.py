@@ -18,7 +18,8 @@ _OPTIONS = {
     "gs": {"endpoint", "allow_http", "part_size"},
     "az": {"endpoint", "account", "allow_http", "part_size"},
 }
-LEAST_PART_BYTES = 5 * 2**20
+_MIB = 2**20
+LEAST_PART_BYTES, MOST_PART_BYTES = 5 * _MIB, 5 * 2**30
 _DEFAULT_REGION = "us-east-1"
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
@@ -39,14 +40,17 @@ class RemoteUrl:
         return f"{self.scheme}://{self.bucket}/{self.prefix}"
 
     def part_bytes(self, otherwise: int) -> int:
-        """The size of parts that ``part_size`` asks for. Raises UsageError below 5 MiB."""
+        """The size of parts that ``part_size`` asks for, in whole MiB. Raises UsageError."""
         given = self.options.get("part_size")
         if given is None:
             return otherwise
-        size = parse_bytes(given)
-        if size < LEAST_PART_BYTES:
-            raise UsageError(f"{self.shown}: ?part_size={given!r}: expected at least 5MiB")
-        return size
+        try:
+            size = parse_bytes(given)
+        except UsageError as error:
+            raise UsageError(f"{self.shown}: ?part_size={given!r}: {error}") from None
+        if not LEAST_PART_BYTES <= size <= MOST_PART_BYTES:
+            raise UsageError(f"{self.shown}: ?part_size={given!r}: expected 5MiB to 5GiB")
+        return -(-size // _MIB) * _MIB
 
     def flag(self, name: str) -> bool | None:
         """An option that is true or false; None if unsaid. Raises UsageError."""
@@ -83,7 +87,10 @@ def parse_remote(text: str) -> RemoteUrl:
             f"store: {text!r}: expected a run's name of letters, digits, '.', '_', '=', '-' and "
             "single '/', no part beginning with '.'"
         )
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    options = dict(pairs)
+    if len(pairs) > len(options):
+        raise UsageError(f"store: {text!r}: an option stands there twice")
     odd = sorted(set(options) - _OPTIONS[scheme])
     if odd or parts.fragment:
         known = ", ".join(sorted(_OPTIONS[scheme]))

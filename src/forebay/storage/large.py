@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Mapping
@@ -96,6 +97,8 @@ class Sender:
             if self._complete(key, upload_id, upload.tags, view.nbytes):
                 return
             told(-view.nbytes)
+            with contextlib.suppress(StoreError):  # gone already, or swept one day
+                self._s3.abort(key, upload_id, self._pace)
             log = None if log is None else _Anew(log)
             if not left:
                 raise StoreError(f"{self._s3.name(key)}: the store dropped its upload, again")

@@ -43,6 +43,7 @@ from forebay.storage.store import (
     check_prefix,
     check_range,
 )
+from forebay.watch.events import emit
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, S3CredentialProvider
@@ -52,6 +53,7 @@ RANGES = 8
 """Ranges read side by side: a reader holds at most ``RANGES * RANGE_BYTES`` beside its target."""
 _REQUEST_S = 60
 _CONNECT_S = 10
+_SILENT_S = 5.0  # a wait that is longer is told, and again every so often
 _PAST_THE_END = 416
 _PAST_TEXT = "Wanted range starting at"  # what obstore says where the store answered with less
 _LARGEST_COMPARED_BYTES = 2**28
@@ -171,7 +173,19 @@ class RemoteStore(Store):
 
     def _again(self, key: str, verb: str, call: Callable[[], _T]) -> _T:
         """A request that may be repeated, until it succeeds or patience ends."""
-        return Patience(self._patience_s).again(lambda: self._ask(key, verb, call))
+        told_s = time.monotonic() + _SILENT_S
+
+        def once() -> _T:
+            nonlocal told_s
+            try:
+                return self._ask(key, verb, call)
+            except StoreError as error:
+                if time.monotonic() > told_s:
+                    told_s = time.monotonic() + _SILENT_S
+                    emit("store.retry", level=30, why=error)
+                raise
+
+        return Patience(self._patience_s).again(once)
 
     # -- reading ---------------------------------------------------------------------------------
 

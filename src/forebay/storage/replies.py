@@ -9,6 +9,7 @@ from forebay.errors import DeniedError, FullError, StoreError
 _CODE = re.compile(r"<Code>\s*([A-Za-z0-9_.]+)\s*</Code>")
 _MESSAGE = re.compile(r"<Message>\s*([^<]{1,200}?)\s*</Message>")
 _STATUS = re.compile(r"status(?: code)?:? (\d{3})\b")
+_NO_KEYS = re.compile(r"credential provider: DeniedError: (.*?)(?: Debug source:|$)")
 _LONGEST_CAUSE = 240
 
 _THROTTLED = frozenset(
@@ -113,6 +114,9 @@ def unreachable(what: str, cause: str) -> StoreError:
 def from_text(what: str, text: str) -> StoreError:
     """The error that a client library's text tells of."""
     flat = " ".join(text.split())
+    denied = _NO_KEYS.search(flat)
+    if denied is not None:
+        return DeniedError(denied[1])
     status = status_of(flat)
     if status is None:
         return unreachable(what, flat)

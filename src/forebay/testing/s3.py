@@ -61,7 +61,7 @@ class S3Server:
     """One server with a bucket ``ckpt`` and keys of its own. Its data lie in ``directory``."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        self.directory = directory.absolute()
         self.key_id = f"AK{secrets.token_hex(8)}"
         self.secret = secrets.token_hex(16)
         self.port = 0
@@ -97,8 +97,10 @@ class S3Server:
     def start(self) -> None:
         """Start it, or start it again where it was, and wait until it answers.
 
-        Raises DeadlineError with the end of its log.
+        Raises DeadlineError with the end of its log. Nothing happens when it runs.
         """
+        if self._process is not None and self._process.poll() is None:
+            return
         for left in reversed(range(_TRIES)):
             if not self._ports:
                 self._ports = free_ports(len(_PORTS))
@@ -165,7 +167,9 @@ class S3Server:
                 if reply.status == 200:
                     return
             time.sleep(0.05)
-        raise DeadlineError(f"S3 server: not up after {_START_S:g} s: {self._last_words()}")
+        status = self._process.poll()
+        what = f"not up after {_START_S:g} s" if status is None else f"ended with status {status}"
+        raise DeadlineError(f"S3 server: {what}: {self._last_words()}")
 
     def _last_words(self) -> str:
         log = self.directory / "server.log"

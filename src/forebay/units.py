@@ -18,6 +18,7 @@ _SECONDS = {
     "h": 3600.0,
     "d": 86400.0,
 }
+_COUNT = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15}
 _LARGEST = 1e100
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*([A-Za-z/]*)\s*")
 
@@ -53,18 +54,52 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_rate(text: str) -> float:
-    """``'55GB/s'`` -> bytes per second. Raises UsageError."""
+    """``'55GB/s'`` or ``'400Gbit/s'`` -> bytes per second. Raises UsageError."""
     size, slash, per = text.strip().rpartition("/")
     if not slash or per.strip().lower() != "s":
         raise UsageError(f"rate: expected bytes per second such as 55GB/s, found {text!r}")
+    size = size.strip()
+    if size.lower().endswith("bit"):
+        return parse_bytes(size[:-3]) / 8
+    if size.endswith("b"):  # of a link it means bits, of a disk bytes
+        unit = size.lstrip("0123456789. ")
+        raise UsageError(
+            f"rate: {unit}/s in {text!r} may mean bits or bytes: write {unit[:-1].upper()}bit/s or "
+            f"{unit.upper()}/s"
+        )
     return float(parse_bytes(size))
+
+
+def parse_count(text: str) -> float:
+    """``'405e9'``, ``'405B'`` (billions) or ``'15.6T'`` -> a number of things. Raises UsageError."""
+    number, unit = _split(text.replace("_", ""), "count", "405e9 or 405B")
+    scale = _COUNT.get(unit.lower())
+    if scale is None:
+        raise UsageError(f"count: unknown unit {unit!r} in {text!r}, expected k, M, B or T")
+    return number * scale
+
+
+def parse_flops(text: str) -> float:
+    """``'989TFLOPS'`` or ``'989e12'`` -> floating-point operations per second. Raises UsageError."""
+    bare = re.sub(r"(?i)\s*(flop/s|flops?)\s*$", "", text.strip())
+    return parse_count(bare)
+
+
+def parse_fraction(text: str) -> float:
+    """``'3%'`` or ``'0.03'`` -> a part of one, 0 to 1. Raises UsageError."""
+    bare = text.strip()
+    number, unit = _split(bare.removesuffix("%"), "fraction", "3% or 0.03")
+    part = number / 100 if bare.endswith("%") else number
+    if unit or part > 1:
+        raise UsageError(f"fraction: expected 0 to 1, or 0% to 100%, found {text!r}")
+    return part
 
 
 def show_bytes(count: float) -> str:
     """Bytes with an SI unit and three significant figures: ``'6.48 TB'``."""
     value = float(count)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(value) < 999.5 or unit == "TB":
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        if abs(value) < 999.5 or unit == "PB":
             return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}"
         value /= 1000
     raise AssertionError("unreachable")
@@ -86,3 +121,28 @@ def show_seconds(seconds: float) -> str:
 def show_rate(bytes_per_s: float) -> str:
     """Bytes per second with an SI unit: ``'3.6 GB/s'``."""
     return f"{show_bytes(bytes_per_s)}/s"
+
+
+def show_count(count: float) -> str:
+    """A number of things: whole below a million, then ``'405 B'`` (billions), ``'15.6 T'``."""
+    value = float(count)
+    if abs(value) < 1e6:
+        return f"{value:,.0f}" if value == round(value) else f"{value:,.3g}"
+    for unit in ("M", "B", "T"):
+        value = value / (1e6 if unit == "M" else 1e3)
+        if abs(value) < 999.5 or unit == "T":
+            return f"{value:.4g} {unit}"
+    raise AssertionError("unreachable")
+
+
+def show_flops(flops: float) -> str:
+    """Floating-point operations per second: ``'989 TFLOP/s'``."""
+    for scale, unit in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G")):
+        if flops >= scale and (unit != "P" or flops >= 1e16):
+            return f"{flops / scale:.4g} {unit}FLOP/s"
+    return f"{flops:.4g} FLOP/s"
+
+
+def show_fraction(part: float) -> str:
+    """A part of one in per cent with three figures, as ``'3.6 %'``; below a millionth ``'0 %'``."""
+    return "0 %" if abs(part) < 1e-6 else f"{part * 100:.3g} %"

@@ -21,6 +21,7 @@ ARROWS: dict[str, set[str]] = {
     "format": set(),
     "storage": set(),
     "plan": set(),
+    "doctor": {"storage", "format", "plan"},
     "capture": {"format"},
     "commit": {"storage", "format"},
     "restore": {"commit.catalog", "storage", "format", "capture"},
@@ -34,7 +35,10 @@ ARROWS: dict[str, set[str]] = {
     "reader": {"restore", "commit.catalog", "storage", "format"},
     "testing": {"storage", "format", "commit", "restore", "capture", "drain"},
     "demo": {"format", "storage", "capture", "snapshot", "testing"},
-    "cli": {"reader", "commit", "drain", "storage", "format", "capture", "demo", "restore", "plan"},
+    "cli": {
+        *("reader", "commit", "drain", "storage", "format", "capture", "demo", "restore", "plan"),
+        "doctor",
+    },
     "": {"capture", "checkpointer", "reader", "snapshot"},
 }
 

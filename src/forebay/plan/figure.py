@@ -132,7 +132,9 @@ class Given:
         else:
             raise UsageError(f"{where}: expected {self._example()}, found {raw!r}")
         if self.kind not in (Kind.TEXT, Kind.YES_NO) and _NEGATIVE.match(text):
-            raise UsageError(f"{where}: expected {'0 or more' if self.zero else 'more than 0'}, found {text}")
+            raise UsageError(
+                f"{where}: expected {'0 or more' if self.zero else 'more than 0'}, found {text}"
+            )
         if isinstance(raw, int | float) and not isinstance(raw, bool) and self.kind is Kind.RATE:
             text += "B/s"
         try:

@@ -37,7 +37,9 @@ class Model:
     hidden: int | None = _given("hidden", Kind.WHOLE, "Width of the model.")
     ffn: int | None = _given("ffn", Kind.WHOLE, "Width of the gated feed-forward layers.")
     heads: int | None = _given("heads", Kind.WHOLE, "Attention heads.")
-    kv_heads: int | None = _given("kv_heads", Kind.WHOLE, "Key-value heads; as many as heads if not given.")
+    kv_heads: int | None = _given(
+        "kv_heads", Kind.WHOLE, "Key-value heads; as many as heads if not given."
+    )
     vocab: int | None = _given("vocab", Kind.WHOLE, "Vocabulary.")
     experts: int | None = _given("experts", Kind.WHOLE, "Experts a layer; 1 for a dense model.")
     tied: bool | None = _given("tied", Kind.YES_NO, "Input and output embedding are one.")
@@ -53,7 +55,9 @@ class Layout:
     dp: int = _given("dp", Kind.WHOLE, "Data parallel; follows from the others if not given.")
     ep: int = _given("ep", Kind.WHOLE, "Expert parallel, within the data-parallel ranks.")
     writers: str = _given(
-        "writers", Kind.TEXT, "every: each rank its shard; replica: one data-parallel replica.",
+        "writers",
+        Kind.TEXT,
+        "every: each rank its shard; replica: one data-parallel replica.",
         choices=WRITERS,
     )
     skew: float = _given("skew", Kind.NUMBER, "Largest shard against the mean.")
@@ -77,7 +81,9 @@ class Cluster:
     host_share: float = _given("host_share", Kind.FRACTION, "Part of it that arenas may take.")
     nvme_bytes_per_s: float = _given("nvme", Kind.RATE, "Write of a node's local disks.")
     nvme_read_bytes_per_s: float = _given("nvme_read", Kind.RATE, "Read of a node's local disks.")
-    nvme_capacity_bytes: float = _given("nvme_capacity", Kind.BYTES, "Room on a node's local disks.")
+    nvme_capacity_bytes: float = _given(
+        "nvme_capacity", Kind.BYTES, "Room on a node's local disks."
+    )
     peer_bytes_per_s: float = _given("peer", Kind.RATE, "A node to the disk of its peer.")
     peak_flops: float = _given("peak_flops", Kind.FLOPS, "Peak of a GPU in the training's dtype.")
 
@@ -94,7 +100,9 @@ class Storage:
     )
     per_node_bytes_per_s: float = _given("per_node", Kind.RATE, "What one node can write to it.")
     per_node_read_bytes_per_s: float = _given("per_node_read", Kind.RATE, "What one node can read.")
-    budget: float = _given("budget", Kind.FRACTION, "Part of the filesystem that the drain may ask for.")
+    budget: float = _given(
+        "budget", Kind.FRACTION, "Part of the filesystem that the drain may ask for."
+    )
     drain_bytes_per_s: float | None = _given(
         "drain_rate", Kind.RATE, "Rate of the drain, all nodes together; else the budget sets it."
     )
@@ -102,7 +110,9 @@ class Storage:
         "put_limit", Kind.PER_S, "Write requests a second that a prefix takes."
     )
     prefixes: int = _given("prefixes", Kind.WHOLE, "Prefixes that share the objects.")
-    part_bytes: float | None = _given("part_bytes", Kind.BYTES, "Part size of an upload; none for files.")
+    part_bytes: float | None = _given(
+        "part_bytes", Kind.BYTES, "Part size of an upload; none for files."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,10 +140,14 @@ class Checkpoint:
     pause_limit_s: float = _given("pause_limit", Kind.SECONDS, "Longest pause that is acceptable.")
     goal: float = _given("goal", Kind.FRACTION, "Part of the run that checkpoints may cost.")
     interference: float = _given(
-        "interference", Kind.FRACTION, "How much longer a step takes while its node drains.", zero=True
+        "interference",
+        Kind.FRACTION,
+        "How much longer a step takes while its node drains.",
+        zero=True,
     )
     interference_window: str = _given(
-        "interference_window", Kind.TEXT,
+        "interference_window",
+        Kind.TEXT,
         "busy: a paced drain disturbs in proportion; drain: for all of its time.",
         choices=WINDOWS,
     )
@@ -147,14 +161,24 @@ class Failures:
     per_node_day: float = _given(
         "node_failures", Kind.NUMBER, "Interruptions a node and day; the job's MTBF follows."
     )
-    share_memory: float = _given("share_memory", Kind.FRACTION, "Part that leaves host memory.", zero=True)
-    share_local: float = _given("share_local", Kind.FRACTION, "Part that leaves the local disks.", zero=True)
-    share_peer: float = _given("share_peer", Kind.FRACTION, "Part that leaves the peers' copies.", zero=True)
-    share_durable: float = _given("share_durable", Kind.FRACTION, "Part that leaves the durable tier.", zero=True)
+    share_memory: float = _given(
+        "share_memory", Kind.FRACTION, "Part that leaves host memory.", zero=True
+    )
+    share_local: float = _given(
+        "share_local", Kind.FRACTION, "Part that leaves the local disks.", zero=True
+    )
+    share_peer: float = _given(
+        "share_peer", Kind.FRACTION, "Part that leaves the peers' copies.", zero=True
+    )
+    share_durable: float = _given(
+        "share_durable", Kind.FRACTION, "Part that leaves the durable tier.", zero=True
+    )
     restart_memory_s: float = _given("restart_memory", Kind.SECONDS, "Restart from memory.")
     restart_local_s: float = _given("restart_local", Kind.SECONDS, "Restart from local disks.")
     restart_peer_s: float = _given("restart_peer", Kind.SECONDS, "Restart with a replaced node.")
-    restart_durable_s: float = _given("restart_durable", Kind.SECONDS, "Restart from the durable tier.")
+    restart_durable_s: float = _given(
+        "restart_durable", Kind.SECONDS, "Restart from the durable tier."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

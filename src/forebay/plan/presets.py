@@ -183,7 +183,10 @@ CLUSTERS: dict[str, Preset] = {
         cluster={
             "gpus_per_node": (4, "a compute tray: 2 Grace, 4 Blackwell"),
             "d2h": (175e9, "ML Engineering, half a GB300 station: 377 GB/s one way, 175 with both"),
-            "d2h_pageable": (175e9, "coherent NVLink-C2C: host pages need no bounce; assumed equal"),
+            "d2h_pageable": (
+                175e9,
+                "coherent NVLink-C2C: host pages need no bounce; assumed equal",
+            ),
             "host_bandwidth": (700e9, "assumed: 70 % of 2 x 512 GB/s LPDDR5X"),
             "host_memory": (0.96e12, "NVIDIA GB200 NVL72: 17 TB over 18 trays"),
             "nvme": (11e9, "DeepSpeed DeepNVMe, 2025-06: 4 Gen5 drives, 11 GB/s write, 27 read"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from forebay.errors import UsageError
 from forebay.plan import presets
-from forebay.plan.content import content_bytes, count_params
+from forebay.plan.content import CONTENTS, content_bytes, count_params
 from forebay.plan.figure import Figure, Given, Kind, Value
 from forebay.plan.inputs import FIELDS, SECTIONS, Inputs
 
@@ -20,7 +20,9 @@ _NEEDED = ("layers", "hidden", "ffn", "heads", "vocab")
 _RESTARTS = ("memory", "local", "peer", "durable")
 _SHARES = tuple(f"failures.share_{tier}" for tier in _RESTARTS)
 _PRESET = "preset"
-RESTART = Given(key="restart", kind=Kind.SECONDS, help="Restart from any tier: detect, replace, load.")
+RESTART = Given(
+    key="restart", kind=Kind.SECONDS, help="Restart from any tier: detect, replace, load."
+)
 """Sets the four restarts at once."""
 
 
@@ -128,7 +130,9 @@ def _settle_model(found: dict[str, _Found]) -> None:
     if params is None or newest > params.layer:
         missing = [key for key in _NEEDED if key not in shape]
         if missing:
-            raise UsageError(f"model: expected params, or the shape; {', '.join(missing)} not given")
+            raise UsageError(
+                f"model: expected params, or the shape; {', '.join(missing)} not given"
+            )
         values = {key: each.value for key, each in shape.items()}
         values.setdefault("kv_heads", values["heads"])
         typed: dict[str, Any] = dict(values)
@@ -141,7 +145,7 @@ def _settle_model(found: dict[str, _Found]) -> None:
         nbytes = content_bytes(str(content.value))
         found["model.bytes_per_param"] = _Found(nbytes, f"content: {content.value}", content.layer)
     elif each.layer > content.layer:
-        usual = presets.CONTENTS.get(f"{each.value:g}" if not isinstance(each.value, str) else "")
+        usual = CONTENTS.get(f"{each.value:g}" if not isinstance(each.value, str) else "")
         found["model.content"] = _Found(usual or "not said", each.source, each.layer)
 
 
@@ -171,11 +175,15 @@ def _settle_layout(found: dict[str, _Found]) -> int:
         found["layout.dp"] = _Found(gpus // product, "GPUs / (TP x PP x CP)", 1)
     dp = _whole(found, "layout.dp")
     if product * dp != gpus:
-        raise UsageError(f"layout: expected {shown} x DP {dp} = {product * dp} to equal gpus {gpus}")
+        raise UsageError(
+            f"layout: expected {shown} x DP {dp} = {product * dp} to equal gpus {gpus}"
+        )
     ep = _whole(found, "layout.ep")
     within = gpus // _whole(found, "layout.pp")
     if within % ep:
-        raise UsageError(f"layout: expected EP {ep} to divide the {within} GPUs of a pipeline stage")
+        raise UsageError(
+            f"layout: expected EP {ep} to divide the {within} GPUs of a pipeline stage"
+        )
     if float(found["layout.skew"].value) < 1:
         raise UsageError(f"skew: expected 1 or more, found {found['layout.skew'].value}")
     return gpus // per_node

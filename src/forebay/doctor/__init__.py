@@ -1,0 +1,1 @@
+"""What this machine really does, hop by hop, beside what the plan assumes."""

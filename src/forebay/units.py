@@ -71,7 +71,7 @@ def parse_rate(text: str) -> float:
 
 
 def parse_count(text: str) -> float:
-    """``'405e9'``, ``'405B'`` (billions) or ``'15.6T'`` -> a number of things. Raises UsageError."""
+    """``'405e9'``, ``'405B'`` (billions), ``'15.6T'`` -> a number of things. Raises UsageError."""
     number, unit = _split(text.replace("_", ""), "count", "405e9 or 405B")
     scale = _COUNT.get(unit.lower())
     if scale is None:
@@ -80,7 +80,7 @@ def parse_count(text: str) -> float:
 
 
 def parse_flops(text: str) -> float:
-    """``'989TFLOPS'`` or ``'989e12'`` -> floating-point operations per second. Raises UsageError."""
+    """``'989TFLOPS'`` or ``'989e12'`` -> floating-point operations a second. Raises UsageError."""
     bare = re.sub(r"(?i)\s*(flop/s|flops?)\s*$", "", text.strip())
     return parse_count(bare)
 
@@ -106,16 +106,18 @@ def show_bytes(count: float) -> str:
 
 
 def show_seconds(seconds: float) -> str:
-    """Seconds in the unit a person would choose: ``'12 ms'``, ``'3.2 s'``, ``'1 h 05 min'``."""
+    """Seconds in the unit a person would choose: ``'12 ms'``, ``'30 min'``, ``'1 h 05 min'``."""
     if seconds < 0.9995:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 120:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
+        return f"{minutes} min {rest:02d} s" if rest else f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min"
+    if hours < 100:
+        return f"{hours} h {minutes:02d} min" if minutes else f"{hours} h"
+    return f"{seconds / 86400:.3g} days"
 
 
 def show_rate(bytes_per_s: float) -> str:
@@ -124,14 +126,14 @@ def show_rate(bytes_per_s: float) -> str:
 
 
 def show_count(count: float) -> str:
-    """A number of things: whole below a million, then ``'405 B'`` (billions), ``'15.6 T'``."""
+    """A number of things: whole below a million, then ``'405 billion'``, ``'15.6 trillion'``."""
     value = float(count)
-    if abs(value) < 1e6:
+    if abs(value) < 999_999.5:
         return f"{value:,.0f}" if value == round(value) else f"{value:,.3g}"
-    for unit in ("M", "B", "T"):
-        value = value / (1e6 if unit == "M" else 1e3)
-        if abs(value) < 999.5 or unit == "T":
-            return f"{value:.4g} {unit}"
+    for word in ("million", "billion", "trillion"):
+        value /= 1e6 if word == "million" else 1e3
+        if abs(value) < 999.5 or word == "trillion":
+            return f"{value:.4g} {word}"
     raise AssertionError("unreachable")
 
 

@@ -5,22 +5,46 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 import forebay
 from forebay.cli.output import say_error
 from forebay.errors import ForebayError
 
-_VERBS = ("ls", "show", "verify", "commit", "prune", "agent", "status", "demo")
+_STYLE: dict[str, Any] = {
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+_VERBS = ("ls", "show", "verify", "commit", "prune", "agent", "status", "plan", "demo")
+
+
+class _Verbs(TyperGroup):
+    """Verbs that are imported when they are asked for: each answers without waiting for others."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the group's own signature
+        """All verbs, in the order of ``--help``."""
+        return list(_VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        """The verb of that name, or None."""
+        if cmd_name not in _VERBS:
+            return None
+        single = typer.Typer(add_completion=False, **_STYLE)
+        import_module(f"forebay.cli.{cmd_name}").register(single)
+        return get_command(single)
+
 
 app = typer.Typer(
     name="forebay",
+    cls=_Verbs,
     help="The checkpoint write path for very large PyTorch training runs.",
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    **_STYLE,
 )
 
 
@@ -37,10 +61,6 @@ def _root(
     ),
 ) -> None:
     """The checkpoint write path for very large PyTorch training runs."""
-
-
-for verb in _VERBS:
-    import_module(f"forebay.cli.{verb}").register(app)
 
 
 def main() -> None:

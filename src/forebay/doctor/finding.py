@@ -68,7 +68,7 @@ def compare(
     more_is_better: bool = True,
     slow_below: float = SLOW_BELOW,
 ) -> Finding:
-    """A measured figure against what the plan assumes for ``field``; ``advice`` where it is slow."""
+    """A measured figure against what the plan assumes for ``field``; advice where it is slow."""
     figure = expected.get(field)
     wanted = None if figure is None else float(figure.value)
     verdict = Verdict.MEASURED

@@ -29,13 +29,17 @@ _PART = re.compile(r"([a-z]+)\s*=\s*(?:([0-9]+)\s*\*\s*)?([a-z0-9]+)")
 
 
 def content_bytes(text: str) -> float:
-    """``'weights=bf16,master=fp32,moments=2*fp32'`` -> 14.0, bytes a parameter. Raises UsageError."""
+    """``'weights=bf16,master=fp32,moments=2*fp32'`` -> 14.0 bytes a parameter.
+
+    Raises UsageError.
+    """
     total = 0.0
     for part in CONTENTS.get(text, text).split(","):
         found = _PART.fullmatch(part.strip().lower())
         if found is None:
             raise UsageError(
-                f"content: expected parts such as moments=2*fp32, or {', '.join(CONTENTS)}; found {part.strip()!r}"
+                f"content: expected parts such as moments=2*fp32, or {', '.join(CONTENTS)}; "
+                f"found {part.strip()!r}"
             )
         name, times, dtype = found.groups()
         if name not in PARTS:

@@ -1,4 +1,4 @@
-"""A figure of the plan: its kind, which says how it is written and read, and where it comes from."""
+"""A figure of the plan: its kind, which says how it is written, and where it comes from."""
 
 from __future__ import annotations
 

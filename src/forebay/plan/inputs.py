@@ -196,7 +196,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """All that the plan is worked from. ``sources`` names for each ``section.key`` where it is from."""
+    """All that the plan is worked from; ``sources``: where each ``section.key`` is from."""
 
     title: str
     model: Model

@@ -288,7 +288,10 @@ DEFAULT_MODEL, DEFAULT_CLUSTER, DEFAULT_STORE = "llama3-405b", "dgx-h100", "refe
 
 
 def find(kind: str, name: str, among: Iterable[str]) -> str:
-    """The full name of a preset: it, or what follows its first dash (``405b``). Raises UsageError."""
+    """The full name of a preset: it, or what follows its first dash (``405b``).
+
+    Raises UsageError.
+    """
     wanted = name.strip().lower()
     for full in among:
         if wanted in (full, full.partition("-")[2]):

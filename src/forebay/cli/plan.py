@@ -1,0 +1,287 @@
+"""``forebay plan``: what a checkpoint takes and costs, and what has to be true for that."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.table import Table
+from rich.text import Text
+
+from forebay.cli.output import ASIDE, SCREEN, say_json
+from forebay.errors import UsageError
+from forebay.plan import presets
+from forebay.plan.arithmetic import Plan, work, work_fleet
+from forebay.plan.chain import chain_of
+from forebay.plan.document import document_of, inputs_of
+from forebay.plan.figure import Figure
+from forebay.plan.fleet import Fleet
+from forebay.plan.inputs import FIELDS
+from forebay.plan.resolve import RESTART, read_file, read_flags, resolve
+from forebay.plan.solve import Solution, solve
+from forebay.plan.vary import POINTS, Sweep, sweep
+from forebay.plan.verdict import conditions_of, goals_of, no_way, ways_to_goal
+from forebay.units import show_count, show_flops, show_fraction, show_seconds
+
+_FAILED = 6
+_OWN_FLAGS = {f"{section}.{RESTART.key}": RESTART for section in ("failures",)}
+
+
+def read_yaml(path: Path) -> tuple[dict[str, str], dict[str, Figure]]:
+    """Presets and figures of a file. Raises UsageError."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"--file {path}: {error.strerror}: name a YAML file that can be read"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"--file {path}: expected YAML: {error}") from None
+    return read_file(document, str(path))
+
+
+def plan(**given: Any) -> None:
+    """Work out what a checkpoint costs and what has to be true for a short pause."""
+    chosen: dict[str, str] = {}
+    figures: dict[str, Figure] = {}
+    if given["file"] is not None:
+        chosen, figures = read_yaml(given["file"])
+    flags = {name: given[_parameter(name)] for name in (*FIELDS, *_OWN_FLAGS)}
+    inputs = resolve(
+        model=given["preset"] or chosen.get("model"),
+        cluster=given["cluster"] or chosen.get("cluster"),
+        storage=given["storage"] or chosen.get("storage"),
+        file=figures,
+        flags=read_flags({name: text for name, text in flags.items() if text is not None}),
+    )
+    solutions = tuple(solve(inputs, key) for key in given["solve"] or ())
+    sweeps = tuple(sweep(inputs, text, points=given["points"]) for text in given["sweep"] or ())
+    worked = work(inputs)
+    fleet = work_fleet(worked)
+    if given["html"] is not None:
+        _write_page(given["html"], worked, fleet, solutions, sweeps)
+    if given["as_json"]:
+        say_json(document_of(worked, fleet, solutions, sweeps))
+    else:
+        _show(worked, fleet, solutions, sweeps, given["inputs"])
+    if not all(condition.holds for condition in conditions_of(worked)):
+        raise typer.Exit(_FAILED)
+
+
+def _write_page(
+    path: Path,
+    worked: Plan,
+    fleet: Fleet,
+    solutions: tuple[Solution, ...],
+    sweeps: tuple[Sweep, ...],
+) -> None:
+    from forebay.plan.report import page_of
+
+    try:
+        text = page_of(worked, fleet, solutions, sweeps)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"--html: {error.name} is not installed: pip install 'forebay[report]'"
+        ) from None
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"--html {path}: {error.strerror}: name a file that can be written"
+        ) from None
+    ASIDE.print(f"report: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _show(
+    worked: Plan,
+    fleet: Fleet,
+    solutions: tuple[Solution, ...],
+    sweeps: tuple[Sweep, ...],
+    inputs: bool,
+) -> None:
+    SCREEN.print(Text(worked.inputs.title, style="bold"))
+    if inputs:
+        table = _table("inputs", "input", "value", "from")
+        for name, figure in inputs_of(worked.inputs).items():
+            table.add_row(name, figure["text"], figure["source"])
+        SCREEN.print(table)
+    table = _table("worked", "what", "how", "is")
+    for line in chain_of(worked):
+        table.add_row(line.name, line.working, Text(line.result, style="bold"))
+    SCREEN.print(table)
+    limit = show_seconds(worked.inputs.checkpoint.pause_limit_s)
+    table = _table(
+        f"what has to be true for a pause under {limit}", "condition", "need", "have", "", "why"
+    )
+    for each in conditions_of(worked):
+        mark = Text("holds", style="green") if each.holds else Text("FAILS", style="bold red")
+        why = each.why if each.holds else f"{each.why}. Change: {each.change}"
+        table.add_row(each.name, each.need_text, each.have_text, mark, why)
+    SCREEN.print(table)
+    table = _table("tiers", "tier", "survives", "every", "there after", "failures", "loss")
+    for tier in worked.tiers:
+        table.add_row(
+            tier.name,
+            tier.survives,
+            show_seconds(tier.cadence_s),
+            show_seconds(tier.lag_s),
+            show_fraction(tier.share),
+            show_fraction(tier.loss),
+        )
+    SCREEN.print(table)
+    _show_goals(worked)
+    _show_fleet(worked, fleet)
+    for solution in solutions:
+        SCREEN.print(_solved(solution))
+    for each_sweep in sweeps:
+        SCREEN.print(_swept(each_sweep))
+
+
+def _show_goals(worked: Plan) -> None:
+    goal = show_fraction(worked.inputs.checkpoint.goal)
+    SCREEN.print(Text(f"\nunder {goal} of the run?", style="bold"))
+    for each in goals_of(worked):
+        mark = ("  yes  ", "green") if each.holds else ("  no   ", "red")
+        SCREEN.print(Text.assemble(mark, each.text), soft_wrap=True)
+    ways = ways_to_goal(worked)
+    for way in ways:
+        SCREEN.print(
+            Text.assemble(("  needs  ", "yellow"), f"the total under {goal}: {way.text}"),
+            soft_wrap=True,
+        )
+    if not ways:
+        text = f"the total under {goal}: {no_way(worked)}"
+        SCREEN.print(Text.assemble(("  needs  ", "yellow"), text), soft_wrap=True)
+
+
+def _show_fleet(worked: Plan, fleet: Fleet) -> None:
+    training, cluster = worked.inputs.training, worked.inputs.cluster
+    table = _table("the whole training", "what", "how", "is")
+    table.add_row(
+        "ideal",
+        f"{training.flops_per_param_token:g} x {show_count(worked.inputs.model.params)} parameters "
+        f"x {show_count(training.tokens)} tokens / ({cluster.gpus:,} GPUs x "
+        f"{show_flops(cluster.peak_flops)} x {show_fraction(training.mfu)})",
+        show_seconds(fleet.ideal_s),
+    )
+    table.add_row(
+        "with losses",
+        f"/ goodput {show_fraction(worked.goodput)}",
+        f"{show_seconds(fleet.train_s)}, {show_count(round(fleet.gpu_hours))} GPU-hours",
+    )
+    table.add_row(
+        "added by them",
+        "",
+        f"{show_seconds(fleet.added_s)}, {show_count(round(fleet.gpu_hours_added))} GPU-hours",
+    )
+    for mfu, train_s in fleet.mfu_sensitivity:
+        table.add_row(f"... at MFU {show_fraction(mfu)}", "", show_seconds(train_s))
+    if fleet.deadline_s is not None:
+        count = fleet.gpus_for_deadline
+        found = "no number of them" if count is None else f"{count:,} GPUs"
+        table.add_row(
+            f"within {show_seconds(fleet.deadline_s)}", "failures grow with the nodes", found
+        )
+    SCREEN.print(table)
+
+
+def _solved(solution: Solution) -> Table:
+    show = solution.variable.given.kind.show
+    now = "" if solution.now is None else f", now {show(solution.now)}"
+    table = _table(f"{solution.variable.key}{now}", "for", "it may be")
+    for bound in solution.bounds:
+        if not bound.holds:
+            text = (
+                f"nothing from {show(solution.looked[0])} to {show(solution.looked[1])} is enough"
+            )
+        elif bound.smallest is None and bound.largest is None:
+            text = "anything"
+        else:
+            low = "" if bound.smallest is None else f"at least {show(bound.smallest)}"
+            high = "" if bound.largest is None else f"at most {show(bound.largest)}"
+            text = ", ".join(filter(None, (low, high)))
+        table.add_row(bound.text, text)
+    return table
+
+
+def _swept(found: Sweep) -> Table:
+    key, show = found.variable.key, found.variable.given.kind.show
+    table = _table(
+        f"sweep of {key}", key, "pause", "rework", "restart", "total", "drain", "conditions"
+    )
+    for value, each in zip(found.values, found.plans, strict=True):
+        lost = each.losses
+        holds = all(condition.holds for condition in conditions_of(each))
+        table.add_row(
+            show(value),
+            show_fraction(lost.pause),
+            show_fraction(lost.rework),
+            show_fraction(lost.restart),
+            show_fraction(lost.total),
+            show_seconds(each.drain.seconds),
+            "hold" if holds else "fail",
+        )
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _parameter(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def _signature() -> inspect.Signature:
+    """One option a field, after those of the verb itself: a field is described in one place."""
+
+    def option(
+        name: str, kind: Any, flag: str, text: str, panel: str | None = None, default: Any = None
+    ) -> inspect.Parameter:
+        about = typer.Option(flag, help=text, rich_help_panel=panel)
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, about]
+        )
+
+    optional = str | None
+    several = list[str] | None
+    own = [
+        option("preset", optional, "--preset", f"Model: {', '.join(presets.MODELS)}."),
+        option("cluster", optional, "--cluster", f"Nodes: {', '.join(presets.CLUSTERS)}."),
+        option("storage", optional, "--storage", f"Store: {', '.join(presets.STORE_NAMES)}."),
+        option("file", Path | None, "--file", "YAML with the same fields; flags go before it."),
+        option("solve", several, "--solve", "For which values of this input does each goal hold?"),
+        option("sweep", several, "--sweep", "VARIABLE=FROM:TO, as cadence=1min:60min."),
+        option("points", int, "--points", "Values of a sweep.", default=POINTS),
+        option("html", Path | None, "--html", "Write a report, one page with plots."),
+        option("inputs", bool, "--inputs", "Show every input and its source.", default=False),
+        option("as_json", bool, "--json", "One JSON document on stdout.", default=False),
+    ]
+    fields = [
+        option(
+            _parameter(name),
+            optional,
+            "--" + given.key.replace("_", "-"),
+            given.help,
+            name.partition(".")[0],
+        )
+        for name, given in [
+            *((name, given) for name, (_, given) in FIELDS.items()),
+            *_OWN_FLAGS.items(),
+        ]
+    ]
+    return inspect.Signature([*own, *fields])
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    signature = _signature()
+    plan.__signature__ = signature  # type: ignore[attr-defined]
+    plan.__annotations__ = {name: each.annotation for name, each in signature.parameters.items()}
+    app.command("plan")(plan)

@@ -1,0 +1,230 @@
+"""The plan: sizes, hops, pause, drain, losses, cadence and conditions of one set of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from forebay.plan import hops, losses, tail
+from forebay.plan.fleet import HOUR_S, Fleet, fleet_of
+from forebay.plan.hops import Drain, Hop, Requests, Sizes
+from forebay.plan.inputs import Inputs
+from forebay.plan.losses import Level
+from forebay.plan.resolve import DAY_S
+from forebay.plan.tiers import Tier, levels_of, tiers_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synchronous:
+    """Everyone waits for the filesystem: what a write costs at this cadence."""
+
+    write_s: float
+    loss_fraction: float
+    bytes_per_s_for_goal: float
+    """Bytes/s of the filesystem from which its loss is within the goal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """The barrier waits for the host copy. ``total_s`` = fixed + copy + tail, or as given."""
+
+    fixed_s: float
+    copy_s: float
+    """The largest shard at the rate of the copy: a typical rank."""
+    tail_s: float
+    """What the slowest rank takes longer, in the stated quantile of saves."""
+    mean_tail_s: float
+    total_s: float
+    given: bool
+    loss_fraction: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Room on a node that writes, in bytes."""
+
+    arena_bytes_per_node: float
+    nvme_bytes_per_node: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """Parts of the run. The four are first order, each apart; ``total`` is exact: 1 - goodput."""
+
+    pause: float
+    rework: float
+    restart: float
+    interference: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cadence:
+    """The cadence given and the best one, in seconds: exact; Young's and Daly's beside it."""
+
+    given_s: float
+    best_s: float
+    best_total: float
+    young_s: float
+    daly_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All that follows from ``inputs``."""
+
+    inputs: Inputs
+    sizes: Sizes
+    hops: tuple[Hop, ...]
+    sync: Synchronous
+    pause: Pause
+    drain: Drain
+    requests: Requests
+    memory: Memory
+    tiers: tuple[Tier, ...]
+    levels: tuple[Level, ...]
+    busy_s: float
+    losses: Losses
+    cadence: Cadence
+    goodput: float
+    mfu_lost: float
+    gpu_hours_lost: float
+
+
+def work(inputs: Inputs, *, best: bool = True) -> Plan:
+    """Work the plan out; without ``best`` the search for the best cadence is left out.
+
+    Raises nothing that ``resolve`` let pass.
+    """
+    sizes = hops.sizes_of(inputs)
+    ways = hops.hops_of(inputs, sizes)
+    drain = hops.drain_of(inputs, sizes)
+    pause = _pause(inputs, sizes, ways[0])
+    tiers = tiers_of(inputs, ways, drain)
+    levels = levels_of(tiers, inputs.checkpoint.cadence_s)
+    busy = hops.busy_s(inputs, sizes, drain)
+    good = goodput_of(inputs, levels, pause.total_s, busy)
+    return Plan(
+        inputs=inputs,
+        sizes=sizes,
+        hops=ways,
+        sync=_synchronous(inputs, sizes),
+        pause=pause,
+        drain=drain,
+        requests=hops.requests_of(inputs, sizes),
+        memory=_memory(inputs, sizes),
+        tiers=tiers,
+        levels=levels,
+        busy_s=busy,
+        losses=_losses(inputs, levels, pause, busy, good),
+        cadence=_cadence(inputs, levels, pause.total_s, busy, best),
+        goodput=good,
+        mfu_lost=inputs.training.mfu * (1 - good),
+        gpu_hours_lost=inputs.cluster.gpus * inputs.training.run_s / HOUR_S * (1 - good),
+    )
+
+
+def with_gpus(inputs: Inputs, gpus: int) -> Inputs:
+    """The same job on another number of GPUs: data parallel and failures grow with them.
+
+    The model is cut as before; the rate of failures of a node stays, and so the job's MTBF changes.
+    """
+    layout, per_node = inputs.layout, inputs.cluster.gpus_per_node
+    nodes = gpus / per_node
+    return replace(
+        inputs,
+        cluster=replace(inputs.cluster, gpus=gpus),
+        layout=replace(layout, dp=gpus // (layout.tp * layout.pp * layout.cp)),
+        failures=replace(inputs.failures, mtbf_s=DAY_S / (nodes * inputs.failures.per_node_day)),
+    )
+
+
+def work_fleet(plan: Plan) -> Fleet:
+    """The fleet equation of a plan; with a deadline it works out plans of other sizes too."""
+    at: Callable[[int], float] = lambda gpus: work(with_gpus(plan.inputs, gpus), best=False).goodput  # noqa: E731
+    return fleet_of(plan.inputs, plan.goodput, at)
+
+
+def goodput_of(inputs: Inputs, levels: tuple[Level, ...], pause_s: float, busy_s: float) -> float:
+    """Exact goodput of these levels; what the drain disturbs counts as if it were pause."""
+    disturbed = inputs.checkpoint.interference * min(busy_s, levels[0].cadence_s)
+    return losses.goodput(levels, pause_s=pause_s + disturbed, mtbf_s=inputs.failures.mtbf_s)
+
+
+def _synchronous(inputs: Inputs, sizes: Sizes) -> Synchronous:
+    rate, _ = hops.store_rate(inputs, sizes)
+    cadence_s = inputs.checkpoint.cadence_s
+    write_s = sizes.checkpoint_bytes / rate
+    return Synchronous(
+        write_s=write_s,
+        loss_fraction=write_s / cadence_s,
+        bytes_per_s_for_goal=sizes.checkpoint_bytes / (inputs.checkpoint.goal * cadence_s),
+    )
+
+
+def _pause(inputs: Inputs, sizes: Sizes, copy: Hop) -> Pause:
+    checkpoint = inputs.checkpoint
+    slowest = tail.slowest_s(
+        copy.seconds,
+        ranks=sizes.writers,
+        tail=checkpoint.tail,
+        spread=checkpoint.spread,
+        quantile=checkpoint.quantile,
+    )
+    mean = tail.mean_slowest_s(
+        copy.seconds, ranks=sizes.writers, tail=checkpoint.tail, spread=checkpoint.spread
+    )
+    total = checkpoint.fixed_s + slowest
+    if checkpoint.pause_s is not None:
+        total = checkpoint.pause_s
+    return Pause(
+        fixed_s=checkpoint.fixed_s,
+        copy_s=copy.seconds,
+        tail_s=slowest - copy.seconds,
+        mean_tail_s=mean - copy.seconds,
+        total_s=total,
+        given=checkpoint.pause_s is not None,
+        loss_fraction=total / checkpoint.cadence_s,
+    )
+
+
+def _memory(inputs: Inputs, sizes: Sizes) -> Memory:
+    checkpoint = inputs.checkpoint
+    copies = int(checkpoint.local) + int(checkpoint.mirror)
+    return Memory(
+        arena_bytes_per_node=checkpoint.slots * sizes.writers_per_node * sizes.largest_gpu_bytes,
+        # those that are kept, and the one that is being written
+        nvme_bytes_per_node=(checkpoint.local_keep + 1) * sizes.bytes_per_node * copies,
+    )
+
+
+def _losses(
+    inputs: Inputs, levels: tuple[Level, ...], pause: Pause, busy_s: float, good: float
+) -> Losses:
+    rework, restart = losses.first_order(levels, mtbf_s=inputs.failures.mtbf_s)
+    cadence_s = inputs.checkpoint.cadence_s
+    return Losses(
+        pause=pause.loss_fraction,
+        rework=rework,
+        restart=restart,
+        interference=inputs.checkpoint.interference * min(busy_s / cadence_s, 1.0),
+        total=1 - good,
+    )
+
+
+def _cadence(
+    inputs: Inputs, levels: tuple[Level, ...], pause_s: float, busy_s: float, best: bool
+) -> Cadence:
+    mtbf_s = inputs.failures.mtbf_s
+    cost_s = pause_s + inputs.checkpoint.interference * busy_s
+    best_s = given_s = inputs.checkpoint.cadence_s
+    if best:
+        best_s = losses.best_cadence_s(levels, pause_s=cost_s, mtbf_s=mtbf_s)
+    good = goodput_of(inputs, losses.at_cadence(levels, best_s), pause_s, busy_s)
+    return Cadence(
+        given_s=given_s,
+        best_s=best_s,
+        best_total=1 - good,
+        young_s=losses.young_s(cost_s, mtbf_s),
+        daly_s=losses.daly_s(cost_s, mtbf_s),
+    )

@@ -1,0 +1,341 @@
+"""What has to be true: conditions of a short pause, goals beside them, and what would meet them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from forebay.plan import hops, losses
+from forebay.plan.arithmetic import Plan, goodput_of
+from forebay.plan.figure import Kind
+from forebay.units import show_bytes, show_fraction, show_rate, show_seconds
+
+IN_PLACE_S = 65.0
+"""Restart without a requeue at 16,384 GPUs: ByteRobust (arXiv 2509.16293), Table 7."""
+_ROOM = 1.25  # a cadence this much longer than the drain leaves it room for a bad day
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """``need`` and ``have`` in the SI unit of ``kind``; ``change``: what to do where it fails."""
+
+    name: str
+    holds: bool
+    need: float
+    have: float
+    kind: Kind
+    most: bool
+    """Whether ``need`` is the most that may be, not the least."""
+    why: str
+    change: str
+
+    @property
+    def need_text(self) -> str:
+        """Need with its unit, as ``at least 3.6 GB/s``."""
+        return f"{'at most' if self.most else 'at least'} {self.kind.show(self.need)}"
+
+    @property
+    def have_text(self) -> str:
+        """Have with its unit."""
+        return self.kind.show(self.have)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """A loss against the goal: as it is, and whether it holds."""
+
+    name: str
+    value: float
+    goal: float
+    holds: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """Cadences and a restart with which the total loss meets the goal. Times in seconds."""
+
+    restart_s: float
+    best_cadence_s: float
+    longest_cadence_s: float
+    durable_cadence_s: float
+    total_at_best: float
+    text: str
+
+
+def conditions_of(plan: Plan) -> tuple[Condition, ...]:
+    """Each with need, have, whether it holds, and what to change."""
+    inputs, sizes, drain = plan.inputs, plan.sizes, plan.drain
+    checkpoint, cluster, storage = inputs.checkpoint, inputs.cluster, inputs.storage
+    limit_s, pause = checkpoint.pause_limit_s, plan.pause
+    factor = 1 + pause.tail_s / pause.copy_s
+    left_s = max(limit_s - checkpoint.fixed_s, 1e-9)
+    copy, _ = hops.copy_rate(inputs, sizes)
+    found = [
+        _most(
+            "pause",
+            limit_s,
+            pause.total_s,
+            Kind.SECONDS,
+            "the barrier waits for the copy of the slowest rank, and for nothing else",
+            "pinned memory, an even sharding, every rank its own shard",
+        ),
+        _most(
+            "fixed cost",
+            max(limit_s - pause.copy_s * factor, 0.0),
+            checkpoint.fixed_s,
+            Kind.SECONDS,
+            "no collective, planning round or allocation inside the pause: planning anew took 62 s "
+            "at 405B on 8,960 GPUs (ByteCheckpoint)",
+            "plan and allocate before the first step",
+        ),
+        _least(
+            "device to host",
+            sizes.largest_gpu_bytes * factor / left_s,
+            copy,
+            Kind.RATE,
+            f"{show_bytes(sizes.largest_gpu_bytes)} a GPU within the limit, the slowest rank too",
+            "pinned memory; smaller shards: every rank writes its own",
+        ),
+        _least(
+            "host memory",
+            plan.memory.arena_bytes_per_node,
+            cluster.host_memory_bytes * cluster.host_share,
+            Kind.BYTES,
+            f"{checkpoint.slots} slots a rank, touched before the first step",
+            "fewer slots, every rank its own shard, or more of the host's memory",
+        ),
+    ]
+    near = [hop for hop in plan.hops if hop.name in ("nvme", "peer")]
+    if near:
+        spill_s = sum(hop.seconds for hop in near)
+        found.append(
+            _most(
+                "free slot",
+                checkpoint.cadence_s * max(1, checkpoint.slots - 1),
+                spill_s,
+                Kind.SECONDS,
+                "a slot is free again before the save after next needs it",
+                "faster local disks, more slots, or a longer cadence",
+            )
+        )
+        found.append(
+            _least(
+                "local disks",
+                sizes.bytes_per_node * len(near) / checkpoint.cadence_s,
+                cluster.nvme_bytes_per_s,
+                Kind.RATE,
+                "own images and those of a peer are written within a cadence",
+                "more or faster disks, or a longer cadence",
+            )
+        )
+        found.append(
+            _least(
+                "room on local disks",
+                plan.memory.nvme_bytes_per_node,
+                cluster.nvme_capacity_bytes,
+                Kind.BYTES,
+                f"{checkpoint.local_keep} kept and one being written, own and a peer's",
+                "keep fewer, or larger disks",
+            )
+        )
+    if checkpoint.mirror:
+        found.append(
+            _least(
+                "link to the peer",
+                sizes.bytes_per_node / checkpoint.peer_cadence_s,
+                cluster.peer_bytes_per_s,
+                Kind.RATE,
+                "a node's bytes reach its peer within the peer cadence",
+                "a faster link, or a longer peer cadence",
+            )
+        )
+    found.append(
+        _least(
+            "drain",
+            drain.average_bytes_per_s,
+            drain.paced_bytes_per_s,
+            Kind.RATE,
+            f"{show_bytes(sizes.checkpoint_bytes)} drain in {show_seconds(drain.seconds)}, within "
+            f"the durable cadence of {show_seconds(checkpoint.durable_cadence_s)}",
+            f"a durable cadence of {show_seconds(drain.seconds)} or more, a larger budget, or a "
+            "faster store",
+        )
+    )
+    found.append(
+        _least(
+            "link to the store",
+            drain.per_node_bytes_per_s,
+            storage.per_node_bytes_per_s,
+            Kind.RATE,
+            "the drain of one node passes its own link",
+            "a lower drain rate",
+        )
+    )
+    if storage.filesystem_bytes_per_s is not None:
+        found.append(
+            _least(
+                "share of the filesystem",
+                drain.average_bytes_per_s,
+                storage.filesystem_bytes_per_s * storage.budget,
+                Kind.RATE,
+                f"the average stays within {show_fraction(storage.budget)} of "
+                f"{show_rate(storage.filesystem_bytes_per_s)}",
+                "a longer durable cadence, or a larger budget",
+            )
+        )
+    if plan.requests.limit_per_s is not None:
+        found.append(
+            _least(
+                "requests",
+                drain.requests_per_s,
+                plan.requests.limit_per_s,
+                Kind.PER_S,
+                f"{plan.requests.requests:,} requests for {plan.requests.objects:,} objects, "
+                "spread over the drain",
+                "more prefixes, larger parts, or a slower drain",
+            )
+        )
+    return tuple(found)
+
+
+def goals_of(plan: Plan) -> tuple[Goal, ...]:
+    """The synchronous loss, the pause alone and the total, each against the goal."""
+    goal, cadence = plan.inputs.checkpoint.goal, show_seconds(plan.inputs.checkpoint.cadence_s)
+    limit = show_fraction(goal)
+    sync, pause, total = plan.sync, plan.pause, plan.losses
+    return (
+        _goal(
+            "sync",
+            sync.loss_fraction,
+            goal,
+            f"a synchronous write takes {show_seconds(sync.write_s)}, "
+            f"{show_fraction(sync.loss_fraction)} of a cadence of {cadence}: "
+            f"under {limit} only from "
+            f"{show_rate(sync.bytes_per_s_for_goal)}",
+        ),
+        _goal(
+            "pause",
+            pause.loss_fraction,
+            goal,
+            f"the pause alone, {show_seconds(pause.total_s)}, is "
+            f"{show_fraction(pause.loss_fraction)} "
+            f"of a cadence of {cadence}",
+        ),
+        _goal(
+            "total",
+            total.total,
+            goal,
+            f"all together {show_fraction(total.total)}: rework {show_fraction(total.rework)}, "
+            f"restart {show_fraction(total.restart)}; a shorter pause does not change these",
+        ),
+    )
+
+
+def ways_to_goal(plan: Plan) -> tuple[Way, ...]:
+    """What brings the total under the goal: near cadence, durable cadence and restart.
+
+    First with the restart as it is, then with a restart in place, then with the longest restart
+    that can meet the goal at all. Only ways that meet it are returned.
+    """
+    durable_s = min(plan.inputs.checkpoint.durable_cadence_s, plan.drain.seconds * _ROOM)
+    as_is = max(level.restart_s for level in plan.levels)
+    ways = [way for way in (_way(plan, as_is, durable_s), _way(plan, IN_PLACE_S, durable_s)) if way]
+    if not ways and (most := _longest_restart_s(plan, durable_s)) is not None:
+        ways = [way for way in (_way(plan, most, durable_s),) if way]
+    return tuple(ways)
+
+
+def no_way(plan: Plan) -> str:
+    """Why nothing of ``ways_to_goal`` is there: what the pause and the failures leave."""
+    checkpoint, mtbf_s = plan.inputs.checkpoint, plan.inputs.failures.mtbf_s
+    longest_s = checkpoint.goal**2 * mtbf_s / 2  # Young: the best cadence loses sqrt(2 d / M)
+    if plan.pause.total_s > longest_s:
+        return (
+            f"a pause of {show_seconds(longest_s)} or less: with one of "
+            f"{show_seconds(plan.pause.total_s)} even the best cadence loses more (sqrt(2 d / M))"
+        )
+    return "fewer failures, or tiers that survive more of them: no cadence and no restart is enough"
+
+
+def _way(plan: Plan, restart_s: float, durable_s: float) -> Way | None:
+    mtbf_s, goal = plan.inputs.failures.mtbf_s, plan.inputs.checkpoint.goal
+    cost_s = plan.pause.total_s + plan.inputs.checkpoint.interference * plan.busy_s
+    levels = _changed(plan, restart_s, durable_s)
+    shortest = sum(hop.seconds for hop in plan.hops if hop.name in ("nvme", "peer"))
+    best_s = losses.best_cadence_s(levels, pause_s=cost_s, mtbf_s=mtbf_s, shortest_s=shortest)
+
+    def total(cadence_s: float) -> float:
+        at = losses.at_cadence(levels, cadence_s)
+        return 1 - goodput_of(plan.inputs, at, plan.pause.total_s, plan.busy_s)
+
+    at_best = total(best_s)
+    if at_best >= goal:
+        return None
+    low, high = best_s, best_s
+    while total(high) < goal and high < mtbf_s:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if total(middle) < goal else (low, middle)
+    on = " and ".join(tier.name for tier in plan.tiers if tier.name != "durable")
+    return Way(
+        restart_s=restart_s,
+        best_cadence_s=best_s,
+        longest_cadence_s=low,
+        durable_cadence_s=durable_s,
+        total_at_best=at_best,
+        text=f"restart within {show_seconds(restart_s)}, a checkpoint to {on} every "
+        f"{show_seconds(low)} or less (best {show_seconds(best_s)}: {show_fraction(at_best)}), a "
+        f"durable one every {show_seconds(durable_s)}",
+    )
+
+
+def _changed(plan: Plan, restart_s: float, durable_s: float) -> tuple[losses.Level, ...]:
+    return tuple(
+        replace(
+            level,
+            restart_s=min(level.restart_s, restart_s),
+            cadence_s=level.cadence_s if level.near else durable_s,
+        )
+        for level in plan.levels
+    )
+
+
+def _longest_restart_s(plan: Plan, durable_s: float) -> float | None:
+    if _way(plan, 1e-3, durable_s) is None:
+        return None
+    low, high = 1e-3, max(level.restart_s for level in plan.levels)
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _way(plan, middle, durable_s) else (low, middle)
+    return low
+
+
+def _least(name: str, need: float, have: float, kind: Kind, why: str, change: str) -> Condition:
+    return Condition(
+        name=name,
+        holds=have >= need,
+        need=need,
+        have=have,
+        kind=kind,
+        most=False,
+        why=why,
+        change=change,
+    )
+
+
+def _most(name: str, need: float, have: float, kind: Kind, why: str, change: str) -> Condition:
+    return Condition(
+        name=name,
+        holds=have <= need,
+        need=need,
+        have=have,
+        kind=kind,
+        most=True,
+        why=why,
+        change=change,
+    )
+
+
+def _goal(name: str, value: float, goal: float, text: str) -> Goal:
+    return Goal(name=name, value=value, goal=goal, holds=value < goal, text=text)

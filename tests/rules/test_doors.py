@@ -27,6 +27,8 @@ DOORS: dict[str, set[str]] = {
     "obstore": {"storage/remote.py"},
     "pyarrow": {"format/index.py"},
     "typer": {"cli/*"},
+    "yaml": {"cli/*", "doctor/report.py"},
+    "plotly": {"plan/plots.py"},
     "botocore": S3,
     "urllib3": S3,
     **dict.fromkeys(("aiohttp", "http", "httpx", "requests", "urllib.request"), HTTP),

@@ -98,7 +98,7 @@ def test_shown_bytes(count: int, text: str) -> None:
         (0.9996, "1 s"),
         (3.2, "3.2 s"),
         (125, "2 min 05 s"),
-        (3599.7, "1 h 00 min"),
+        (3599.7, "1 h"),
         (3900, "1 h 05 min"),
     ],
 )

@@ -21,7 +21,7 @@ from forebay.plan.figure import Figure
 from forebay.plan.fleet import Fleet
 from forebay.plan.inputs import FIELDS
 from forebay.plan.resolve import RESTART, read_file, read_flags, resolve
-from forebay.plan.solve import Solution, solve
+from forebay.plan.solve import Solution, bound_text, solve
 from forebay.plan.vary import POINTS, Sweep, sweep
 from forebay.plan.verdict import conditions_of, goals_of, no_way, ways_to_goal
 from forebay.units import show_count, show_flops, show_fraction, show_seconds
@@ -193,17 +193,7 @@ def _solved(solution: Solution) -> Table:
     now = "" if solution.now is None else f", now {show(solution.now)}"
     table = _table(f"{solution.variable.key}{now}", "for", "it may be")
     for bound in solution.bounds:
-        if not bound.holds:
-            text = (
-                f"nothing from {show(solution.looked[0])} to {show(solution.looked[1])} is enough"
-            )
-        elif bound.smallest is None and bound.largest is None:
-            text = "anything"
-        else:
-            low = "" if bound.smallest is None else f"at least {show(bound.smallest)}"
-            high = "" if bound.largest is None else f"at most {show(bound.largest)}"
-            text = ", ".join(filter(None, (low, high)))
-        table.add_row(bound.text, text)
+        table.add_row(bound.text, bound_text(solution, bound))
     return table
 
 

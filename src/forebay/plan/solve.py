@@ -136,3 +136,14 @@ def _range(inputs: Inputs, what: Variable, now: float | None) -> tuple[float, fl
     if unit == "whole":
         return 1.0, max(1024.0, middle * 64)
     return low, high
+
+
+def bound_text(solution: Solution, bound: Bound) -> str:
+    """A bound for people: ``at least 360 GB/s``."""
+    show = solution.variable.given.kind.show
+    if not bound.holds:
+        low, high = solution.looked
+        return f"nothing from {show(low)} to {show(high)} is enough"
+    low_text = "" if bound.smallest is None else f"at least {show(bound.smallest)}"
+    high_text = "" if bound.largest is None else f"at most {show(bound.largest)}"
+    return ", ".join(filter(None, (low_text, high_text))) or "anything"

@@ -1,0 +1,201 @@
+"""The plan as one self-contained page: plots, tables, every input with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+from forebay.plan import plots
+from forebay.plan.arithmetic import Plan
+from forebay.plan.chain import chain_of
+from forebay.plan.document import inputs_of
+from forebay.plan.fleet import Fleet
+from forebay.plan.solve import Solution, bound_text
+from forebay.plan.vary import Sweep
+from forebay.plan.verdict import conditions_of, goals_of, no_way, ways_to_goal
+from forebay.units import show_count, show_fraction, show_seconds
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 1080px;
+  margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.6rem; margin: 0 }
+h2 { font-size: 1.15rem; margin: 2.2rem 0 .4rem }
+p.sub { color: #59636e; margin: .2rem 0 1.2rem }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: .8rem }
+.card { border: 1px solid #d1d9e0; border-radius: 8px; padding: .7rem .9rem }
+.card b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums }
+.card span { color: #59636e }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
+th { text-align: left; color: #59636e; font-weight: 600 }
+th, td { padding: .3rem .7rem .3rem 0; vertical-align: top; border-bottom: 1px solid #e8ebef }
+td:last-child { overflow-wrap: anywhere }
+.yes, .no, .needs { font-weight: 600 }
+.yes { color: #1a7f37 } .no { color: #cf222e } .needs { color: #9a6700 }
+ul.goals { list-style: none; padding: 0 }
+details summary { cursor: pointer; font-weight: 600; margin-top: 2rem }
+"""
+_CONFIG = {"displaylogo": False, "responsive": True}
+
+
+def page_of(
+    plan: Plan, fleet: Fleet, solutions: tuple[Solution, ...] = (), sweeps: tuple[Sweep, ...] = ()
+) -> str:
+    """The page's HTML, with the plotting library inside: it needs no network.
+
+    Raises ModuleNotFoundError without plotly.
+    """
+    conditions = conditions_of(plan)
+    inputs = inputs_of(plan.inputs).items()
+    parts = [
+        f"<h1>{escape(plan.inputs.title)}</h1>",
+        '<p class="sub">What a checkpoint takes and costs, and what has to be true for that.</p>',
+        _cards(plan, sum(not each.holds for each in conditions)),
+        "<h2>Under the goal?</h2>",
+        _goals(plan),
+        "<h2>Losses against cadence</h2>",
+        _plot(plots.losses_against_cadence(plan), first=True),
+        "<h2>One checkpoint through the tiers</h2>",
+        _plot(plots.timeline(plan)),
+        "<h2>Where the bytes are</h2>",
+        _plot(plots.where_bytes_are(plan)),
+        "<h2>What has to be true</h2>",
+        _table(
+            ("condition", "need", "have", "", "why"),
+            (
+                (
+                    each.name,
+                    each.need_text,
+                    each.have_text,
+                    _mark(each.holds),
+                    _why(each.why, each.change, each.holds),
+                )
+                for each in conditions
+            ),
+        ),
+        "<h2>Worked line by line</h2>",
+        _table(
+            ("what", "how", "is"),
+            ((each.name, each.working, each.result) for each in chain_of(plan)),
+        ),
+        "<h2>Tiers</h2>",
+        _table(
+            ("tier", "survives", "every", "there after", "failures", "loss"),
+            (
+                (
+                    tier.name,
+                    tier.survives,
+                    show_seconds(tier.cadence_s),
+                    show_seconds(tier.lag_s),
+                    show_fraction(tier.share),
+                    show_fraction(tier.loss),
+                )
+                for tier in plan.tiers
+            ),
+        ),
+        "<h2>The whole training</h2>",
+        _table(("what", "is"), _fleet(plan, fleet)),
+    ]
+    for solution in solutions:
+        parts.append(f"<h2>{escape(solution.variable.key)}: what it may be</h2>")
+        parts.append(
+            _table(
+                ("for", "it may be"),
+                ((bound.text, bound_text(solution, bound)) for bound in solution.bounds),
+            )
+        )
+    for sweep in sweeps:
+        parts.append(f"<h2>Sweep of {escape(sweep.variable.key)}</h2>")
+        parts.append(_plot(plots.swept(sweep)))
+    rows = ((name, each["text"], each["source"]) for name, each in inputs)
+    parts.append("<details><summary>Every input and where it comes from</summary>")
+    parts.append(_table(("input", "value", "from"), rows) + "</details>")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(plan.inputs.title)}</title><style>{_STYLE}</style></head><body>"
+        + "\n".join(parts)
+        + "</body></html>\n"
+    )
+
+
+def _cards(plan: Plan, failed: int) -> str:
+    rows = (
+        ("pause", show_seconds(plan.pause.total_s)),
+        ("synchronous write", show_seconds(plan.sync.write_s)),
+        ("drain", show_seconds(plan.drain.seconds)),
+        ("lost in total", show_fraction(plan.losses.total)),
+        ("best cadence", show_seconds(plan.cadence.best_s)),
+        ("conditions that fail", str(failed)),
+    )
+    inner = "".join(
+        f'<div class="card"><b>{escape(is_)}</b><span>{escape(what)}</span></div>'
+        for what, is_ in rows
+    )
+    return f'<div class="cards">{inner}</div>'
+
+
+def _goals(plan: Plan) -> str:
+    goal = show_fraction(plan.inputs.checkpoint.goal)
+    ways = [way.text for way in ways_to_goal(plan)] or [no_way(plan)]
+    lines = [("yes" if each.holds else "no", each.text) for each in goals_of(plan)]
+    lines += [("needs", f"the total under {goal}: {text}") for text in ways]
+    items = (f'<li><span class="{word}">{word}</span> {escape(text)}</li>' for word, text in lines)
+    return f'<ul class="goals">{"".join(items)}</ul>'
+
+
+def _fleet(plan: Plan, fleet: Fleet) -> list[tuple[str, str]]:
+    rows = [
+        ("without losses", show_seconds(fleet.ideal_s)),
+        (
+            f"at goodput {show_fraction(plan.goodput)}",
+            f"{show_seconds(fleet.train_s)}, {show_count(round(fleet.gpu_hours))} GPU-hours",
+        ),
+        (
+            "added by checkpoints and failures",
+            f"{show_seconds(fleet.added_s)}, {show_count(round(fleet.gpu_hours_added))} GPU-hours",
+        ),
+    ]
+    rows += [
+        (f"at MFU {show_fraction(mfu)}", show_seconds(train_s))
+        for mfu, train_s in fleet.mfu_sensitivity
+    ]
+    if fleet.deadline_s is not None:
+        count = fleet.gpus_for_deadline
+        rows.append(
+            (
+                f"GPUs to end within {show_seconds(fleet.deadline_s)}",
+                "no number is enough" if count is None else f"{count:,}",
+            )
+        )
+    return rows
+
+
+def _plot(figure: Any, *, first: bool = False) -> str:
+    text: str = figure.to_html(full_html=False, include_plotlyjs=first, config=_CONFIG)
+    return text
+
+
+class _Html(str):
+    """Text that is markup already."""
+
+    __slots__ = ()
+
+
+def _mark(holds: bool) -> _Html:
+    return _Html(f'<span class="{"yes" if holds else "no"}">{"holds" if holds else "fails"}</span>')
+
+
+def _why(why: str, change: str, holds: bool) -> str:
+    return why if holds else f"{why}. Change: {change}"
+
+
+def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td>{cell if isinstance(cell, _Html) else escape(cell)}</td>" for cell in row)
+        + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -88,8 +88,9 @@ def goodput(levels: Sequence[Level], *, pause_s: float, mtbf_s: float) -> float:
             count = levels[index].cadence_s / levels[index - 1].cadence_s
             # the rest of what leads on leads back to an outer period's start
             back = sum(gamma[index:])
-            power = math.exp(count * math.log1p(-back)) if back < 1 else 0.0
-            total = (1 - power) / back if back > 0 else count
+            log_power = count * math.log1p(-back) if back < 1 else -math.inf
+            power = math.exp(log_power)
+            total = -math.expm1(log_power) / back if back > 0 else count
             alpha, beta = alpha * total, power
             gamma = [each * total for each in gamma]
         stays = beta + sum(gamma[index + 1 :])  # 1 - gamma[index], without cancellation

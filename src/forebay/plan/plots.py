@@ -25,6 +25,8 @@ _COLOURS = {
     "peer": "#f58518",
     "durable": "#54a24b",
 }
+_PARTS = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
+_PER_CENT = {"tickvals": list(_PARTS), "ticktext": [show_fraction(part) for part in _PARTS]}
 _TICKS_S = (1e-3, 1e-2, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, 6 * 3600.0, 86400.0)
 
 
@@ -67,7 +69,7 @@ def losses_against_cadence(plan: Plan) -> Any:
             xanchor="left",
         )
     _axes(figure, "cadence", Kind.SECONDS)
-    figure.update_yaxes(type="log", tickformat=".2~%", title="part of the run", range=[-5, 0])
+    figure.update_yaxes(type="log", title="part of the run", range=[-5, 0], **_PER_CENT)
     return figure
 
 
@@ -128,7 +130,7 @@ def swept(sweep: Sweep) -> Any:
         wide = 3 if name == "total" else 2
         figure.add_trace(_line(list(sweep.values), values, name, _COLOURS[name], width=wide))
     _axes(figure, sweep.variable.key, sweep.variable.given.kind)
-    figure.update_yaxes(type="log", tickformat=".2~%", title="part of the run")
+    figure.update_yaxes(type="log", title="part of the run", **_PER_CENT)
     return figure
 
 

@@ -29,6 +29,7 @@ p.sub { color: #59636e; margin: .2rem 0 1.2rem }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th { text-align: left; color: #59636e; font-weight: 600 }
 th, td { padding: .3rem .7rem .3rem 0; vertical-align: top; border-bottom: 1px solid #e8ebef }
+td.unbroken { white-space: nowrap }
 td:last-child { overflow-wrap: anywhere }
 .yes, .no, .needs { font-weight: 600 }
 .yes { color: #1a7f37 } .no { color: #cf222e } .needs { color: #9a6700 }

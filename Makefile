@@ -8,7 +8,7 @@ DEMO_DIR ?= demo
 STORE ?= file
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test azurite lint bench docs clean
+.PHONY: help setup demo test azurite browser lint bench docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "              STORE=s3: on a real S3 server, started for it; s3-faulty, s3-restart: disturbed"
 	@echo "make test    run all tests"
 	@echo "make azurite install the emulator that the tests of Azure need (npm)"
+	@echo "make browser install the Chromium that the tests of the report need (Debian, root)"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   pause against a plain copy, drain against the disk"
 	@echo "make docs    links of the documents, and the listed names against the exported ones"
@@ -46,6 +47,10 @@ test: $(STAMP)
 azurite: $(STAMP)
 	npm install --no-audit --no-fund --silent --prefix $(VENV)/azurite azurite@3
 
+# Debian's Chromium, for the tests of the report in a browser; they are skipped where it is not.
+browser:
+	command -v chromium >/dev/null || (apt-get update -q && apt-get install -y -q --no-install-recommends chromium)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -55,6 +60,7 @@ bench: $(STAMP)
 	$(BIN)/python -m bench.pause
 	$(BIN)/python -m bench.drain
 	$(BIN)/python -m bench.upload
+	$(BIN)/python -m bench.plan
 
 docs: $(STAMP)
 	$(BIN)/python -m pytest tests/rules/test_links.py tests/rules/test_exports.py

@@ -1,4 +1,4 @@
-"""How long ``forebay plan`` takes to answer, beside Python's own start. ``python -m bench.plan``."""
+"""How long ``forebay plan`` takes to answer, beside Python itself. ``python -m bench.plan``."""
 
 from __future__ import annotations
 

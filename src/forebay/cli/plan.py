@@ -14,10 +14,10 @@ from rich.text import Text
 from forebay.cli.output import ASIDE, SCREEN, say_json
 from forebay.errors import UsageError
 from forebay.plan import presets
-from forebay.plan.arithmetic import Plan, work, work_fleet
+from forebay.plan.arithmetic import Plan, best_cadence_of, work, work_fleet
 from forebay.plan.chain import chain_of
 from forebay.plan.document import document_of, inputs_of
-from forebay.plan.figure import Figure
+from forebay.plan.figure import Figure, Kind
 from forebay.plan.fleet import Fleet
 from forebay.plan.inputs import FIELDS
 from forebay.plan.resolve import RESTART, read_file, read_flags, resolve
@@ -121,12 +121,13 @@ def _show(
         why = each.why if each.holds else f"{each.why}. Change: {each.change}"
         table.add_row(each.name, each.need_text, each.have_text, mark, why)
     SCREEN.print(table)
-    table = _table("tiers", "tier", "survives", "every", "there after", "failures", "loss")
+    table = _table("tiers", "tier", "survives", "every", "best", "there after", "failures", "loss")
     for tier in worked.tiers:
         table.add_row(
             tier.name,
             tier.survives,
             show_seconds(tier.cadence_s),
+            Kind.SECONDS.show(best_cadence_of(worked, tier)),
             show_seconds(tier.lag_s),
             show_fraction(tier.share),
             show_fraction(tier.loss),

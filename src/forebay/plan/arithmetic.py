@@ -11,7 +11,7 @@ from forebay.plan.hops import Drain, Hop, Requests, Sizes
 from forebay.plan.inputs import Inputs
 from forebay.plan.losses import Level
 from forebay.plan.resolve import DAY_S
-from forebay.plan.tiers import Tier, levels_of, tiers_of
+from forebay.plan.tiers import Tier, best_of, disturbed_s, is_near, levels_of, tiers_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,6 @@ class Plan:
     memory: Memory
     tiers: tuple[Tier, ...]
     levels: tuple[Level, ...]
-    busy_s: float
     losses: Losses
     cadence: Cadence
     goodput: float
@@ -100,10 +99,9 @@ def work(inputs: Inputs, *, best: bool = True) -> Plan:
     ways = hops.hops_of(inputs, sizes)
     drain = hops.drain_of(inputs, sizes)
     pause = _pause(inputs, sizes, ways[0])
-    tiers = tiers_of(inputs, ways, drain)
+    tiers = tiers_of(inputs, ways, drain, hops.busy_of(inputs, sizes, drain))
     levels = levels_of(tiers, inputs.checkpoint.cadence_s)
-    busy = hops.busy_s(inputs, sizes, drain)
-    good = goodput_of(inputs, levels, pause.total_s, busy)
+    good = goodput_of(inputs, tiers, levels, pause.total_s)
     return Plan(
         inputs=inputs,
         sizes=sizes,
@@ -115,9 +113,8 @@ def work(inputs: Inputs, *, best: bool = True) -> Plan:
         memory=_memory(inputs, sizes),
         tiers=tiers,
         levels=levels,
-        busy_s=busy,
-        losses=_losses(inputs, levels, pause, busy, good),
-        cadence=_cadence(inputs, levels, pause.total_s, busy, best),
+        losses=_losses(inputs, tiers, levels, pause, good),
+        cadence=_cadence(inputs, tiers, levels, pause.total_s, best),
         goodput=good,
         mfu_lost=inputs.training.mfu * (1 - good),
         gpu_hours_lost=inputs.cluster.gpus * inputs.training.run_s / HOUR_S * (1 - good),
@@ -145,10 +142,36 @@ def work_fleet(plan: Plan) -> Fleet:
     return fleet_of(plan.inputs, plan.goodput, at)
 
 
-def goodput_of(inputs: Inputs, levels: tuple[Level, ...], pause_s: float, busy_s: float) -> float:
-    """Exact goodput of these levels; what the drain disturbs counts as if it were pause."""
-    disturbed = inputs.checkpoint.interference * min(busy_s, levels[0].cadence_s)
+def disturbance(inputs: Inputs, tiers: tuple[Tier, ...], cadence_s: float) -> float:
+    """What the drains cost at a near cadence, a part of the run."""
+    checkpoint = inputs.checkpoint
+    cost_s = disturbed_s(
+        tiers,
+        near_s=checkpoint.cadence_s,
+        cadence_s=cadence_s,
+        interference=checkpoint.interference,
+    )
+    return cost_s / cadence_s
+
+
+def goodput_of(
+    inputs: Inputs, tiers: tuple[Tier, ...], levels: tuple[Level, ...], pause_s: float
+) -> float:
+    """Exact goodput of these levels; what drains disturb counts as if it were pause."""
+    cadence_s = levels[0].cadence_s
+    disturbed = disturbance(inputs, tiers, cadence_s) * cadence_s
     return losses.goodput(levels, pause_s=pause_s + disturbed, mtbf_s=inputs.failures.mtbf_s)
+
+
+def cost_of(inputs: Inputs, tiers: tuple[Tier, ...], pause_s: float) -> float:
+    """What one more checkpoint costs, in seconds: the pause, and what its near copies disturb."""
+    near_s = inputs.checkpoint.cadence_s
+    return pause_s + sum(tier.disturbs_s for tier in tiers if is_near(tier, near_s))
+
+
+def best_cadence_of(plan: Plan, tier: Tier) -> float | None:
+    """The best cadence of a tier, in seconds; None where nothing is recovered from it."""
+    return best_of(tier, near_s=plan.cadence.best_s, mtbf_s=plan.inputs.failures.mtbf_s)
 
 
 def _synchronous(inputs: Inputs, sizes: Sizes) -> Synchronous:
@@ -199,28 +222,27 @@ def _memory(inputs: Inputs, sizes: Sizes) -> Memory:
 
 
 def _losses(
-    inputs: Inputs, levels: tuple[Level, ...], pause: Pause, busy_s: float, good: float
+    inputs: Inputs, tiers: tuple[Tier, ...], levels: tuple[Level, ...], pause: Pause, good: float
 ) -> Losses:
     rework, restart = losses.first_order(levels, mtbf_s=inputs.failures.mtbf_s)
-    cadence_s = inputs.checkpoint.cadence_s
     return Losses(
         pause=pause.loss_fraction,
         rework=rework,
         restart=restart,
-        interference=inputs.checkpoint.interference * min(busy_s / cadence_s, 1.0),
+        interference=disturbance(inputs, tiers, inputs.checkpoint.cadence_s),
         total=1 - good,
     )
 
 
 def _cadence(
-    inputs: Inputs, levels: tuple[Level, ...], pause_s: float, busy_s: float, best: bool
+    inputs: Inputs, tiers: tuple[Tier, ...], levels: tuple[Level, ...], pause_s: float, best: bool
 ) -> Cadence:
     mtbf_s = inputs.failures.mtbf_s
-    cost_s = pause_s + inputs.checkpoint.interference * busy_s
+    cost_s = cost_of(inputs, tiers, pause_s)
     best_s = given_s = inputs.checkpoint.cadence_s
     if best:
         best_s = losses.best_cadence_s(levels, pause_s=cost_s, mtbf_s=mtbf_s)
-    good = goodput_of(inputs, losses.at_cadence(levels, best_s), pause_s, busy_s)
+    good = goodput_of(inputs, tiers, losses.at_cadence(levels, best_s), pause_s)
     return Cadence(
         given_s=given_s,
         best_s=best_s,

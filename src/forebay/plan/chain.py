@@ -192,8 +192,12 @@ def _lost(plan: Plan) -> list[Line]:
         _line("loss to restart", f"({back}) / {mtbf}", show_fraction(found.restart)),
         _line(
             "loss to interference",
-            f"{show_fraction(plan.inputs.checkpoint.interference)} x {show_seconds(plan.busy_s)} / "
-            f"{show_seconds(cadence.given_s)}",
+            " + ".join(
+                f"{show_seconds(tier.disturbs_s)} / {show_seconds(tier.cadence_s)}"
+                for tier in plan.tiers
+                if tier.disturbs_s
+            )
+            or "nothing",
             show_fraction(found.interference),
         ),
         _line(

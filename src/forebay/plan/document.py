@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from forebay.plan.arithmetic import Plan
+from forebay.plan.arithmetic import Plan, best_cadence_of
 from forebay.plan.chain import chain_of
 from forebay.plan.fleet import Fleet
 from forebay.plan.inputs import FIELDS, Inputs, value_of
@@ -75,7 +75,9 @@ def document_of(
         "holds": all(each.holds for each in conditions),
         "goals": [asdict(goal) for goal in goals_of(plan)],
         "ways_to_goal": [asdict(way) for way in ways_to_goal(plan)],
-        "tiers": [asdict(tier) for tier in plan.tiers],
+        "tiers": [
+            {**asdict(tier), "best_cadence_s": best_cadence_of(plan, tier)} for tier in plan.tiers
+        ],
         "fleet": _fleet(fleet),
         "chain": [asdict(line) for line in chain_of(plan)],
         "solve": [_solution(each) for each in solutions],

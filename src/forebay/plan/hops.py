@@ -171,16 +171,17 @@ def drain_of(inputs: Inputs, sizes: Sizes) -> Drain:
     )
 
 
-def busy_s(inputs: Inputs, sizes: Sizes, drain: Drain) -> float:
-    """Seconds of a cadence in which a step is disturbed by the drain, at its full strength.
+def busy_of(inputs: Inputs, sizes: Sizes, drain: Drain) -> dict[str, float]:
+    """Seconds in which a step is disturbed at full strength, by the tier the bytes go to.
 
-    ``busy``: the time that a node's bytes would take at the node's own rates; pacing makes the
-    drain longer and its disturbance weaker by the same factor. ``drain``: all of the drain.
+    ``busy``: the time that a node's bytes take at the node's own rates; pacing makes the drain
+    longer and its disturbance weaker by the same factor. ``drain``: all of the drain.
     """
-    if inputs.checkpoint.interference_window == "drain":
-        return drain.seconds
-    near = sum(hop.seconds for hop in hops_of(inputs, sizes) if hop.name in ("nvme", "peer"))
-    return near + sizes.bytes_per_node / inputs.storage.per_node_bytes_per_s
+    tiers = {"nvme": "local", "peer": "peer"}
+    found = {tiers[hop.name]: hop.seconds for hop in hops_of(inputs, sizes) if hop.name in tiers}
+    whole = inputs.checkpoint.interference_window == "drain"
+    alone_s = sizes.bytes_per_node / inputs.storage.per_node_bytes_per_s
+    return {**found, "durable": drain.seconds if whole else alone_s}
 
 
 def _hop(

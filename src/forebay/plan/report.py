@@ -7,9 +7,10 @@ from html import escape
 from typing import Any
 
 from forebay.plan import plots
-from forebay.plan.arithmetic import Plan
+from forebay.plan.arithmetic import Plan, best_cadence_of
 from forebay.plan.chain import chain_of
 from forebay.plan.document import inputs_of
+from forebay.plan.figure import Kind
 from forebay.plan.fleet import Fleet
 from forebay.plan.solve import Solution, bound_text
 from forebay.plan.vary import Sweep
@@ -81,12 +82,13 @@ def page_of(
         ),
         "<h2>Tiers</h2>",
         _table(
-            ("tier", "survives", "every", "there after", "failures", "loss"),
+            ("tier", "survives", "every", "best", "there after", "failures", "loss"),
             (
                 (
                     tier.name,
                     tier.survives,
                     show_seconds(tier.cadence_s),
+                    Kind.SECONDS.show(best_cadence_of(plan, tier)),
                     show_seconds(tier.lag_s),
                     show_fraction(tier.share),
                     show_fraction(tier.loss),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from forebay.plan.hops import Drain, Hop
 from forebay.plan.inputs import Inputs
-from forebay.plan.losses import Level
+from forebay.plan.losses import Level, young_s
 
 SURVIVES = {
     "memory": "the trainer's death",
@@ -27,84 +28,110 @@ class Tier:
     survives: str
     cadence_s: float
     lag_s: float
+    takes_s: float
+    """The way to it alone."""
     restart_s: float
     load_s: float
     """Reading one checkpoint back from it, part of the restart."""
     share: float
     loss: float
+    disturbs_s: float
+    """What one more checkpoint in it costs the training beyond the pause, in seconds of steps."""
 
 
-def tiers_of(inputs: Inputs, hops: tuple[Hop, ...], drain: Drain) -> tuple[Tier, ...]:
-    """The tiers that are on, from the nearest; what needs one that is off goes farther."""
+def tiers_of(
+    inputs: Inputs, hops: tuple[Hop, ...], drain: Drain, busy: Mapping[str, float]
+) -> tuple[Tier, ...]:
+    """The tiers that are on, from the nearest; what needs one that is off goes farther.
+
+    ``busy``: seconds in which a checkpoint on its way to a tier disturbs training.
+    """
     checkpoint, failures, cluster = inputs.checkpoint, inputs.failures, inputs.cluster
-    by_name = {hop.name: hop for hop in hops}
-    local_s = by_name["nvme"].seconds if checkpoint.local else 0.0
-    peer_s = by_name["peer"].seconds if checkpoint.mirror else 0.0
-    node_bytes = by_name["durable"].nbytes / max(1, inputs.nodes)
-    storage = inputs.storage
-    read = storage.per_node_read_bytes_per_s
-    if storage.filesystem_read_bytes_per_s is not None:
-        read = min(read, storage.filesystem_read_bytes_per_s / inputs.nodes)
-    # name, on, cadence, lag, restart, load, share
-    rows = [
-        (
-            "memory",
-            True,
-            checkpoint.cadence_s,
-            0.0,
-            failures.restart_memory_s,
-            by_name["d2h"].seconds,
-            failures.share_memory,
-        ),
-        (
-            "local",
-            checkpoint.local,
-            checkpoint.cadence_s,
-            local_s,
-            failures.restart_local_s,
-            node_bytes / cluster.nvme_read_bytes_per_s,
-            failures.share_local,
-        ),
-        (
-            "peer",
-            checkpoint.mirror,
-            checkpoint.peer_cadence_s,
-            local_s + peer_s,
-            failures.restart_peer_s,
-            node_bytes / cluster.peer_bytes_per_s,
-            failures.share_peer,
-        ),
-        (
-            "durable",
-            True,
-            checkpoint.durable_cadence_s,
-            drain.seconds,
-            failures.restart_durable_s,
-            node_bytes / read,
-            failures.share_durable,
-        ),
-    ]
+    seconds = {hop.name: hop.seconds for hop in hops}
+    node_bytes = hops[-1].nbytes / inputs.nodes  # what a node reads at a restart
+    local_s = seconds.get("nvme", 0.0)
+    peer_s = seconds.get("peer", 0.0)
     tiers: list[Tier] = []
     carried = 0.0
-    for name, on, cadence_s, lag_s, restart_s, load_s, share in rows:
-        carried += share
-        if not on:
-            continue
-        loss = carried * (cadence_s / 2 + lag_s + restart_s) / failures.mtbf_s
+
+    def add(
+        name: str, share: float, cadence_s: float, takes_s: float, lag_s: float,
+        restart_s: float, load_s: float,
+    ) -> None:  # fmt: skip
+        nonlocal carried
+        share += carried
+        carried = 0.0
         tiers.append(
             Tier(
                 name=name,
                 survives=SURVIVES[name],
                 cadence_s=cadence_s,
                 lag_s=lag_s,
+                takes_s=takes_s,
                 restart_s=restart_s,
                 load_s=load_s,
-                share=carried,
-                loss=loss,
+                share=share,
+                loss=share * (cadence_s / 2 + lag_s + restart_s) / failures.mtbf_s,
+                disturbs_s=checkpoint.interference * busy.get(name, 0.0),
             )
         )
-        carried = 0.0
+
+    add("memory", failures.share_memory, checkpoint.cadence_s, seconds["d2h"], 0.0,
+        failures.restart_memory_s, seconds["d2h"])  # fmt: skip
+    carried = failures.share_local
+    if checkpoint.local:
+        add("local", 0.0, checkpoint.cadence_s, local_s, local_s,
+            failures.restart_local_s, node_bytes / cluster.nvme_read_bytes_per_s)  # fmt: skip
+    carried += failures.share_peer
+    if checkpoint.mirror:
+        add("peer", 0.0, checkpoint.peer_cadence_s, peer_s, local_s + peer_s,
+            failures.restart_peer_s, node_bytes / cluster.peer_bytes_per_s)  # fmt: skip
+    add("durable", failures.share_durable, checkpoint.durable_cadence_s, drain.seconds,
+        local_s + drain.seconds, failures.restart_durable_s,
+        node_bytes / _read_rate(inputs))  # fmt: skip
     return tuple(tiers)
+
+
+def _read_rate(inputs: Inputs) -> float:
+    """Bytes/s that one node reads from the durable tier when all nodes do."""
+    storage = inputs.storage
+    if storage.filesystem_read_bytes_per_s is None:
+        return storage.per_node_read_bytes_per_s
+    return min(
+        storage.per_node_read_bytes_per_s, storage.filesystem_read_bytes_per_s / inputs.nodes
+    )
+
+
+def is_near(tier: Tier, near_s: float) -> bool:
+    """Whether a tier takes every checkpoint, so that it follows the near cadence."""
+    return tier.name != "durable" and tier.cadence_s == near_s
+
+
+def disturbed_s(
+    tiers: tuple[Tier, ...], *, near_s: float, cadence_s: float, interference: float
+) -> float:
+    """What all drains of one near cadence cost, in seconds of steps, at ``cadence_s``.
+
+    Tiers that follow the near cadence (``near_s`` as given) cost it every time, others by theirs.
+    """
+    cost_s = 0.0
+    for tier in tiers:
+        own_s = cadence_s if is_near(tier, near_s) else max(tier.cadence_s, cadence_s)
+        cost_s += tier.disturbs_s * cadence_s / own_s
+    return min(cost_s, interference * cadence_s)
+
+
+def best_of(tier: Tier, *, near_s: float, mtbf_s: float) -> float | None:
+    """The best cadence of a tier, in seconds, where the nearest has ``near_s``; None: never.
+
+    A copy farther out costs no pause, only what it disturbs: Young's form with that cost and the
+    failures that need it. Not more often than the nearest, and not before the last copy is done.
+    """
+    if tier.name in ("memory", "local"):
+        return near_s
+    if not tier.share:
+        return None
+    return max(near_s, tier.takes_s, young_s(tier.disturbs_s, mtbf_s / tier.share))
 
 
 def levels_of(tiers: tuple[Tier, ...], near_s: float) -> tuple[Level, ...]:

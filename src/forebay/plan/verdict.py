@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from forebay.plan import hops, losses
-from forebay.plan.arithmetic import Plan, goodput_of
+from forebay.plan.arithmetic import Plan, cost_of, goodput_of
 from forebay.plan.figure import Kind
+from forebay.plan.tiers import is_near
 from forebay.units import show_bytes, show_fraction, show_rate, show_seconds
 
 IN_PLACE_S = 65.0
@@ -259,14 +260,18 @@ def no_way(plan: Plan) -> str:
 
 def _way(plan: Plan, restart_s: float, durable_s: float) -> Way | None:
     mtbf_s, goal = plan.inputs.failures.mtbf_s, plan.inputs.checkpoint.goal
-    cost_s = plan.pause.total_s + plan.inputs.checkpoint.interference * plan.busy_s
+    cost_s = cost_of(plan.inputs, plan.tiers, plan.pause.total_s)
     levels = _changed(plan, restart_s, durable_s)
+    tiers = tuple(
+        tier if is_near(tier, plan.cadence.given_s) else replace(tier, cadence_s=durable_s)
+        for tier in plan.tiers
+    )
     shortest = sum(hop.seconds for hop in plan.hops if hop.name in ("nvme", "peer"))
     best_s = losses.best_cadence_s(levels, pause_s=cost_s, mtbf_s=mtbf_s, shortest_s=shortest)
 
     def total(cadence_s: float) -> float:
         at = losses.at_cadence(levels, cadence_s)
-        return 1 - goodput_of(plan.inputs, at, plan.pause.total_s, plan.busy_s)
+        return 1 - goodput_of(plan.inputs, tiers, at, plan.pause.total_s)
 
     at_best = total(best_s)
     if at_best >= goal:

@@ -6,7 +6,7 @@ import pytest
 
 from forebay.plan.arithmetic import Plan, work, work_fleet
 from forebay.plan.resolve import read_flags, resolve
-from forebay.plan.verdict import conditions_of, goals_of, ways_to_goal
+from forebay.plan.verdict import conditions_of, goals_of, needs, way_to_goal
 
 
 def plan(**flags: str) -> Plan:
@@ -72,7 +72,10 @@ def test_one_per_cent_holds_for_the_pause_alone(reference: Plan) -> None:
 
 def test_what_brings_the_total_under_one_per_cent() -> None:
     worked = plan()
-    (way,) = ways_to_goal(worked)
+    way = way_to_goal(worked)
+    assert way is not None
+    assert needs(worked) == way.text
+    assert way.restart_s == 65
     assert way.total_at_best < 0.01
     changed = plan(
         failures__restart=f"{way.restart_s}s",
@@ -82,6 +85,21 @@ def test_what_brings_the_total_under_one_per_cent() -> None:
     assert changed.losses.total < 0.01
     assert changed.losses.total == pytest.approx(0.01, rel=0.01)
     assert all(condition.holds for condition in conditions_of(changed))
+    assert needs(changed) is None
+
+
+def test_a_small_job_meets_the_goal_as_it_is() -> None:
+    worked = plan(model__params="8.03e9", cluster__gpus="256")
+    assert worked.inputs.failures.mtbf_s == near(64 * 11124)
+    assert worked.losses.total < 0.01
+    assert way_to_goal(worked) is None
+    assert needs(worked) is None
+
+
+def test_a_pause_that_is_too_long_for_the_goal_is_named() -> None:
+    worked = plan(checkpoint__pause="10s")
+    assert way_to_goal(worked) is None
+    assert "a pause of 557 ms or less" in str(needs(worked))
 
 
 def test_one_replica_writes_much_more_a_gpu() -> None:

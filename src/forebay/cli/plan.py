@@ -23,7 +23,7 @@ from forebay.plan.inputs import FIELDS
 from forebay.plan.resolve import RESTART, read_file, read_flags, resolve
 from forebay.plan.solve import Solution, bound_text, solve
 from forebay.plan.vary import POINTS, Sweep, sweep
-from forebay.plan.verdict import conditions_of, goals_of, no_way, ways_to_goal
+from forebay.plan.verdict import conditions_of, goals_of, needs
 from forebay.units import show_count, show_flops, show_fraction, show_seconds
 
 _FAILED = 6
@@ -147,15 +147,9 @@ def _show_goals(worked: Plan) -> None:
     for each in goals_of(worked):
         mark = ("  yes  ", "green") if each.holds else ("  no   ", "red")
         SCREEN.print(Text.assemble(mark, each.text), soft_wrap=True)
-    ways = ways_to_goal(worked)
-    for way in ways:
-        SCREEN.print(
-            Text.assemble(("  needs  ", "yellow"), f"the total under {goal}: {way.text}"),
-            soft_wrap=True,
-        )
-    if not ways:
-        text = f"the total under {goal}: {no_way(worked)}"
-        SCREEN.print(Text.assemble(("  needs  ", "yellow"), text), soft_wrap=True)
+    if (text := needs(worked)) is not None:
+        words = Text.assemble(("  needs  ", "yellow"), f"the total under {goal}: {text}")
+        SCREEN.print(words, soft_wrap=True)
 
 
 def _show_fleet(worked: Plan, fleet: Fleet) -> None:

@@ -11,7 +11,7 @@ from forebay.plan.fleet import Fleet
 from forebay.plan.inputs import FIELDS, Inputs, value_of
 from forebay.plan.solve import Solution
 from forebay.plan.vary import Sweep
-from forebay.plan.verdict import conditions_of, goals_of, ways_to_goal
+from forebay.plan.verdict import conditions_of, goals_of, needs, way_to_goal
 
 
 def document_of(
@@ -74,7 +74,8 @@ def document_of(
         ],
         "holds": all(each.holds for each in conditions),
         "goals": [asdict(goal) for goal in goals_of(plan)],
-        "ways_to_goal": [asdict(way) for way in ways_to_goal(plan)],
+        "way_to_goal": None if (way := way_to_goal(plan)) is None else asdict(way),
+        "needs": needs(plan),
         "tiers": [
             {**asdict(tier), "best_cadence_s": best_cadence_of(plan, tier)} for tier in plan.tiers
         ],

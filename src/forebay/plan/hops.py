@@ -154,7 +154,7 @@ def drain_of(inputs: Inputs, sizes: Sizes) -> Drain:
     most, _ = store_rate(inputs, sizes)
     wanted = storage.drain_bytes_per_s
     if wanted is None:
-        wanted = most if total is None else total * storage.budget
+        wanted = (most if total is None else total) * storage.budget
     rate = min(wanted, most)
     seconds = sizes.checkpoint_bytes / rate
     average = sizes.checkpoint_bytes / cadence_s

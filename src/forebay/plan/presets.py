@@ -88,7 +88,10 @@ DEFAULTS: Preset = _preset(
         "interference_window": ("busy", "Forebay paces its drain"),
     },
     failures={
-        "mtbf": (11124.0, "Llama 3, section 3.3.4: 419 in 54 days on 16,384 GPUs = 3.09 h"),
+        "node_failures": (
+            419 / (54 * 2048),
+            "Llama 3, section 3.3.4: 419 in 54 days on 2,048 nodes = one in 3.09 h",
+        ),
         "share_memory": (0.23, f"{_LLAMA_FAILURES}: software, network, watchdog, 98 of 419"),
         "share_local": (0.08, f"{_LLAMA_FAILURES}: host maintenance, 32 of 419"),
         "share_peer": (0.67, f"{_LLAMA_FAILURES}: a part of one node, 289 of 419, less the 2 %"),

@@ -14,7 +14,7 @@ from forebay.plan.figure import Kind
 from forebay.plan.fleet import Fleet
 from forebay.plan.solve import Solution, bound_text
 from forebay.plan.vary import Sweep
-from forebay.plan.verdict import conditions_of, goals_of, no_way, ways_to_goal
+from forebay.plan.verdict import conditions_of, goals_of, needs
 from forebay.units import show_count, show_fraction, show_seconds
 
 _STYLE = """
@@ -140,9 +140,9 @@ def _cards(plan: Plan, failed: int) -> str:
 
 def _goals(plan: Plan) -> str:
     goal = show_fraction(plan.inputs.checkpoint.goal)
-    ways = [way.text for way in ways_to_goal(plan)] or [no_way(plan)]
     lines = [("yes" if each.holds else "no", each.text) for each in goals_of(plan)]
-    lines += [("needs", f"the total under {goal}: {text}") for text in ways]
+    if (text := needs(plan)) is not None:
+        lines.append(("needs", f"the total under {goal}: {text}"))
     items = (f'<li><span class="{word}">{word}</span> {escape(text)}</li>' for word, text in lines)
     return f'<ul class="goals">{"".join(items)}</ul>'
 

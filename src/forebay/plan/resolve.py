@@ -209,15 +209,15 @@ def _settle_times(found: dict[str, _Found]) -> None:
 
 def _settle_failures(found: dict[str, _Found], nodes: int) -> None:
     """The job's MTBF and a node's rate from each other; shares that make a whole."""
-    mtbf, rate = found["failures.mtbf"], found.get("failures.node_failures")
-    if rate is not None and rate.layer >= mtbf.layer:
-        if rate.layer == mtbf.layer:
-            raise UsageError("failures: expected mtbf or node-failures, found both")
-        source = f"86,400 s / ({nodes:,} nodes x {rate.value:g} a node and day)"
-        found["failures.mtbf"] = _Found(DAY_S / (nodes * float(rate.value)), source, rate.layer)
-    else:
+    mtbf, rate = found.get("failures.mtbf"), found["failures.node_failures"]
+    if mtbf is not None and mtbf.layer == rate.layer:
+        raise UsageError("failures: expected mtbf or node-failures, found both")
+    if mtbf is not None and mtbf.layer > rate.layer:
         per_node = DAY_S / (nodes * float(mtbf.value))
         found["failures.node_failures"] = _Found(per_node, "from the MTBF", mtbf.layer)
+    else:
+        source = f"86,400 s / ({nodes:,} nodes x {rate.value:.3g} a node and day)"
+        found["failures.mtbf"] = _Found(DAY_S / (nodes * float(rate.value)), source, rate.layer)
     given = [name for name in _SHARES if found[name].layer > 1]
     if given and len(given) < len(_SHARES):
         rest = [name for name in _SHARES if name not in given]

@@ -232,22 +232,36 @@ def goals_of(plan: Plan) -> tuple[Goal, ...]:
     )
 
 
-def ways_to_goal(plan: Plan) -> tuple[Way, ...]:
+def way_to_goal(plan: Plan) -> Way | None:
     """What brings the total under the goal: near cadence, durable cadence and restart.
 
-    First with the restart as it is, then with a restart in place, then with the longest restart
-    that can meet the goal at all. Only ways that meet it are returned.
+    The first of these that meets it: restart and durable cadence as they are, a durable cadence as
+    short as the drain allows, a restart in place, and at last the longest restart that meets it.
+    None where it is met already, and where nothing of this is enough.
     """
-    durable_s = min(plan.inputs.checkpoint.durable_cadence_s, plan.drain.seconds * _ROOM)
-    as_is = max(level.restart_s for level in plan.levels)
-    ways = [way for way in (_way(plan, as_is, durable_s), _way(plan, IN_PLACE_S, durable_s)) if way]
-    if not ways and (most := _longest_restart_s(plan, durable_s)) is not None:
-        ways = [way for way in (_way(plan, most, durable_s),) if way]
-    return tuple(ways)
+    if plan.losses.total < plan.inputs.checkpoint.goal:
+        return None
+    given_s = plan.inputs.checkpoint.durable_cadence_s
+    short_s = min(given_s, plan.drain.seconds * _ROOM)
+    as_is_s = max(level.restart_s for level in plan.levels)
+    for restart_s in (as_is_s, min(as_is_s, IN_PLACE_S)):
+        for durable_s in (given_s, short_s):
+            if way := _way(plan, restart_s, durable_s):
+                return way
+    longest_s = _longest_restart_s(plan, short_s)
+    return None if longest_s is None else _way(plan, longest_s, short_s)
+
+
+def needs(plan: Plan) -> str | None:
+    """What the total needs to be under the goal, in words; None where it is."""
+    if plan.losses.total < plan.inputs.checkpoint.goal:
+        return None
+    way = way_to_goal(plan)
+    return no_way(plan) if way is None else way.text
 
 
 def no_way(plan: Plan) -> str:
-    """Why nothing of ``ways_to_goal`` is there: what the pause and the failures leave."""
+    """Why there is no ``way_to_goal``: what the pause and the failures leave."""
     checkpoint, mtbf_s = plan.inputs.checkpoint, plan.inputs.failures.mtbf_s
     longest_s = checkpoint.goal**2 * mtbf_s / 2  # Young: the best cadence loses sqrt(2 d / M)
     if plan.pause.total_s > longest_s:

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from forebay.doctor.finding import Expected, Finding, Verdict, compare
@@ -57,7 +58,9 @@ def measure(
             found += _rates(place, image, kind, expected, told)
             found.append(_flushes(place, seconds, told))
         except OSError as error:
-            found.append(_failed("write", f"{place.parent}: {error.strerror}", "see the kernel's log"))
+            found.append(
+                _failed("write", f"{place.parent}: {error.strerror}", "see the kernel's log")
+            )
     return found
 
 
@@ -134,8 +137,6 @@ def _rates(
 
 
 def _off(found: Finding, advice: str) -> Finding:
-    from dataclasses import replace
-
     return replace(found, verdict=Verdict.OFF, advice=advice)
 
 
@@ -180,7 +181,7 @@ def _flushes(place: Path, seconds: float, told: Told) -> Finding:
 
 
 def _room(total: int, free: int, kind: str, expected: Expected) -> Finding:
-    found = compare(
+    return compare(
         name="room",
         hop=_HOP,
         kind=Kind.BYTES,
@@ -190,7 +191,6 @@ def _room(total: int, free: int, kind: str, expected: Expected) -> Finding:
         note=f"{kind or 'filesystem'}, {show_bytes(free)} free",
         advice="mount the node's large disks there, or plan with less",
     )
-    return found
 
 
 def _failed(name: str, note: str, advice: str) -> Finding:

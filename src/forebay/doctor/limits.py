@@ -14,8 +14,8 @@ from forebay.plan.figure import Kind
 from forebay.units import show_bytes
 
 _HOP = "limits"
-_FILES = 65536
-"""Open files an agent of a large job may need: sockets of peers, parts in flight, mappings."""
+_FILES = 4096
+"""Open files with room to spare: arenas and images of 8 ranks, parts in flight, NCCL's sockets."""
 
 Told = Callable[[str], None]
 
@@ -53,8 +53,12 @@ def read_limits(root: Path = Path("/")) -> Limits:
 def judge(
     found: Limits, expected: Expected, *, arena_bytes: float | None, pins: bool
 ) -> list[Finding]:
-    """Findings of ``found``. ``arena_bytes``: the plan's arenas of a node; ``pins``: a GPU is here."""
-    rows = [_memory(found, expected), _shared(found, arena_bytes), _locked(found, arena_bytes, pins)]
+    """Findings of ``found``. ``arena_bytes``: the arenas of a node; ``pins``: a GPU is here."""
+    rows = [
+        _memory(found, expected),
+        _shared(found, arena_bytes),
+        _locked(found, arena_bytes, pins),
+    ]
     files = found.open_files
     rows.append(
         _row(
@@ -98,7 +102,9 @@ def _memory(found: Limits, expected: Expected) -> Finding:
         measured=float(usable or 0),
         expected=expected,
         field="cluster.host_memory",
-        note=f"a cgroup allows this of {show_bytes(found.memory_bytes)}" if limited else "all of it",
+        note=f"a cgroup allows this of {show_bytes(found.memory_bytes)}"
+        if limited
+        else "all of it",
         advice="raise the container's memory limit: arenas count towards it"
         if limited
         else "plan with what is here",
@@ -113,7 +119,7 @@ def _shared(found: Limits, arena_bytes: float | None) -> Finding:
             hop=_HOP,
             kind=Kind.BYTES,
             verdict=Verdict.OFF,
-            note="/dev/shm is not there",
+            note="there is no shared memory",
             advice="mount a tmpfs on /dev/shm, or set FOREBAY_RUNTIME_DIR",
         )
     return _row(
@@ -138,7 +144,7 @@ def _locked(found: Limits, arena_bytes: float | None, pins: bool) -> Finding:
         None if have is None else float(have),
         need,
         note="no limit" if have is None else "soft limit; CUDA pins past it, RDMA does not",
-        advice="ulimit -l unlimited (LimitMEMLOCK=infinity of the unit): RDMA registers pinned memory",
+        advice="ulimit -l unlimited (LimitMEMLOCK=infinity of the unit): RDMA needs it",
     )
 
 
@@ -174,7 +180,11 @@ def _cgroup(root: Path) -> int | None:
     except OSError:
         return None
     base = root / "sys" / "fs" / "cgroup"
-    for path in (base / own / "memory.max", base / "memory.max", base / "memory" / "memory.limit_in_bytes"):
+    for path in (
+        base / own / "memory.max",
+        base / "memory.max",
+        base / "memory" / "memory.limit_in_bytes",
+    ):
         try:
             text = path.read_text().strip()
         except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from forebay.errors import UsageError
@@ -107,6 +108,8 @@ def show_bytes(count: float) -> str:
 
 def show_seconds(seconds: float) -> str:
     """Seconds in the unit a person would choose: ``'12 ms'``, ``'30 min'``, ``'1 h 05 min'``."""
+    if math.isinf(seconds):
+        return "never"
     if seconds < 0.9995:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 120:
@@ -128,6 +131,8 @@ def show_rate(bytes_per_s: float) -> str:
 def show_count(count: float) -> str:
     """A number of things: whole below a million, then ``'405 billion'``, ``'15.6 trillion'``."""
     value = float(count)
+    if math.isinf(value):
+        return "without end"
     if abs(value) < 999_999.5:
         return f"{value:,.0f}" if value == round(value) else f"{value:,.3g}"
     for word in ("million", "billion", "trillion"):

@@ -11,6 +11,9 @@ import pytest
 
 from forebay.doctor import store
 from forebay.doctor.finding import Verdict
+from forebay.storage.address import open_store, resolve_url
+from forebay.testing.s3 import BUCKET
+from tests.servers import Place
 
 
 def doctor(*words: str) -> subprocess.CompletedProcess[str]:
@@ -95,10 +98,11 @@ def test_a_store_that_cannot_be_reached_is_a_line_and_not_the_end() -> None:
     assert found[0].note
 
 
-def test_a_real_bucket_is_measured_and_left_clean(weed: object) -> None:
-    url = weed.url("doctor")  # type: ignore[attr-defined]
+def test_a_real_bucket_is_measured_and_left_clean(seaweed: Place) -> None:
+    url = f"s3://{BUCKET}/doctor?endpoint={seaweed.endpoint}&allow_http=true"
     found = store.measure(url, {}, seconds=0.2, size_bytes=2**24, told=lambda _line: None)
     by_field = {each.field: each for each in found}
     assert by_field["storage.per_node"].measured
     assert by_field["storage.per_node_read"].measured
     assert all(each.verdict.holds for each in found), found
+    assert not list(open_store(resolve_url(url)).list(""))

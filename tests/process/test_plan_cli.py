@@ -107,6 +107,22 @@ def test_a_file_that_is_no_yaml(tmp_path: Path) -> None:
     assert str(path) in done.stderr
 
 
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("cluster:\n  gpus: 8\n  gpus: 16\n")
+    done = forebay("plan", "--file", str(path))
+    assert done.returncode == 2
+    assert "'gpus' stands twice" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_run_that_gets_nowhere_is_status_6_and_no_bug() -> None:
+    done = forebay("plan", "--mtbf", "1s", "--solve", "gpus")
+    assert done.returncode == 6
+    assert "never" in done.stdout
+    assert done.stderr == ""
+
+
 def test_a_file_is_laid_under_flags(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text("preset: 70b\ncluster:\n  d2h: {value: 20 GB/s, source: measured}\n")

@@ -63,6 +63,10 @@ def of(**flags: str) -> Inputs:
         ({"model.content": "weights=bf17"}, r"^content: unknown dtype 'bf17'"),
         ({"model.content": "wieghts=bf16"}, r"^content: unknown part 'wieghts'"),
         ({"model.content": "16 bytes"}, r"^content: expected parts such as"),
+        ({"model.content": "14", "model.bytes_per_param": "12"}, r"is not 12 bytes a parameter$"),
+        ({"model.bytes_per_param": "16B"}, r"^--bytes-per-param: expected a bare number"),
+        ({"failures.mtbf": "1ms"}, r"^mtbf: expected 1 s to 1e12 s for the job"),
+        ({"checkpoint.pause": "1e100"}, r"beyond what can be worked with$"),
     ],
 )
 def test_one_line_for_what_cannot_be(flags: dict[str, str], line: str) -> None:
@@ -83,11 +87,23 @@ def test_one_line_for_what_cannot_be(flags: dict[str, str], line: str) -> None:
         ),
         ("cluster: {d2h: [1, 2]}", r"^f.yaml: cluster.d2h: expected a rate such as 55GB/s"),
         ("just words", r"^f.yaml: expected fields and values"),
+        (
+            "checkpoint: {cadence: 1:30}",
+            r"^f.yaml: checkpoint.cadence: expected a time .* its unit",
+        ),
+        ("storage: {filesystem: 100}", r"^f.yaml: storage.filesystem: expected a rate .* its unit"),
     ],
 )
 def test_one_line_for_a_file(text: str, line: str) -> None:
     with pytest.raises(UsageError, match=line):
         read_file(yaml.safe_load(text), "f.yaml")
+
+
+def test_what_is_particular_goes_before_what_is_general() -> None:
+    for order in ("restart: 1min, restart_memory: 10s", "restart_memory: 10s, restart: 1min"):
+        _, figures = read_file(yaml.safe_load(f"failures: {{{order}}}"), "f.yaml")
+        failures = resolve(file=figures).failures
+        assert (failures.restart_memory_s, failures.restart_peer_s) == (10, 60)
 
 
 def test_unknown_presets_are_named_with_those_there_are() -> None:

@@ -135,6 +135,49 @@ def test_a_cadence_shorter_than_the_drain_is_a_condition_that_fails() -> None:
     assert all(condition.change for condition in failed)
 
 
+@pytest.mark.parametrize(
+    ("flags", "failed"),
+    [
+        ({"storage.drain_rate": "80GB/s"}, {"share of the filesystem"}),
+        ({"storage.put_limit": "10"}, {"requests", "drain"}),
+        ({"storage.per_node": "5MB/s"}, {"link to the store"}),
+        ({"checkpoint.fixed": "61s"}, {"pause", "fixed cost"}),
+        ({"checkpoint.slots": "9", "cluster.host_memory": "40GB"}, {"host memory"}),
+        ({"cluster.nvme_capacity": "10GB"}, {"room on local disks"}),
+        ({"failures.mtbf": "60s"}, {"progress"}),
+        ({"cluster.nvme": "1MB/s"}, {"free slot", "local disks"}),
+        ({"cluster.peer": "1MB/s"}, {"link to the peer", "free slot"}),
+    ],
+    ids=lambda each: next(iter(each)) if isinstance(each, dict) else None,
+)
+def test_each_condition_can_fail(flags: dict[str, str], failed: set[str]) -> None:
+    worked = work(resolve(flags=read_flags(flags)))
+    found = {condition.name for condition in conditions_of(worked) if not condition.holds}
+    assert found == failed
+
+
+def test_what_a_rare_drain_disturbs_is_rare() -> None:
+    worked = plan(
+        checkpoint__cadence="1min",
+        checkpoint__durable_cadence="30min",
+        checkpoint__interference="22%",
+        checkpoint__interference_window="drain",
+    )
+    assert worked.losses.interference == pytest.approx(0.22 * 259.2 / 1800, rel=0.05)
+
+
+def test_without_near_tiers_a_slot_waits_for_the_drain() -> None:
+    worked = plan(checkpoint__local="no", checkpoint__mirror="no", checkpoint__cadence="5min")
+    slot = {c.name: c for c in conditions_of(worked)}["free slot"]
+    assert slot.have == worked.drain.seconds
+
+
+def test_a_run_that_gets_nowhere_is_said_to_take_for_ever() -> None:
+    worked = plan(failures__mtbf="1s")
+    assert worked.goodput == 0
+    assert work_fleet(worked).train_s == float("inf")
+
+
 def test_pageable_memory_and_a_shared_host() -> None:
     slow = plan(cluster__pinned="no")
     assert slow.hops[0].bytes_per_s == 8e9

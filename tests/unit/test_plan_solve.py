@@ -110,6 +110,10 @@ def test_sweep(inputs: Inputs) -> None:
         ("cadence=0:1min", r"expected more than 0"),
         ("fixed=0:1s", r"expected more than 0"),
         ("writers=1:2", r"unknown variable 'writers'"),
+        ("layers=10:20", r"unknown variable 'layers'"),
+        ("share-durable=1%:50%", r"unknown variable 'share-durable'"),
+        ("quantile=10%:90%", r"unknown variable 'quantile'"),
+        ("durable-cadence=1min:60min", r"expected the cadence 1800 s or more, found 60 s"),
     ],
 )
 def test_sweeps_that_are_none(inputs: Inputs, text: str, line: str) -> None:

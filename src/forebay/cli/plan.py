@@ -18,7 +18,7 @@ from forebay.plan.arithmetic import Plan, best_cadence_of, work, work_fleet
 from forebay.plan.chain import chain_of
 from forebay.plan.document import document_of, inputs_of
 from forebay.plan.figure import Figure, Kind
-from forebay.plan.fleet import Fleet
+from forebay.plan.fleet import Fleet, whole
 from forebay.plan.inputs import FIELDS
 from forebay.plan.resolve import RESTART, read_file, read_flags, resolve
 from forebay.plan.solve import Solution, bound_text, solve
@@ -30,15 +30,28 @@ _FAILED = 6
 _OWN_FLAGS = {f"{section}.{RESTART.key}": RESTART for section in ("failures",)}
 
 
+class _Once(yaml.SafeLoader):
+    """Refuses a key that stands twice: the second would silently win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping, each key once."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.YAMLError(f"{key.value!r} stands twice{key.start_mark}")
+            seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
 def read_yaml(path: Path) -> tuple[dict[str, str], dict[str, Figure]]:
     """Presets and figures of a file. Raises UsageError."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.load(path.read_text(encoding="utf-8"), _Once)  # noqa: S506 - a SafeLoader
     except OSError as error:
         raise UsageError(
             f"--file {path}: {error.strerror}: name a YAML file that can be read"
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"--file {path}: expected YAML: {error}") from None
     return read_file(document, str(path))
 
@@ -49,7 +62,7 @@ def plan(**given: Any) -> None:
     figures: dict[str, Figure] = {}
     if given["file"] is not None:
         chosen, figures = read_yaml(given["file"])
-    flags = {name: given[_parameter(name)] for name in (*FIELDS, *_OWN_FLAGS)}
+    flags = {name: given[_parameter(name)] for name in (*_OWN_FLAGS, *FIELDS)}
     inputs = resolve(
         model=given["preset"] or chosen.get("model"),
         cluster=given["cluster"] or chosen.get("cluster"),
@@ -165,12 +178,12 @@ def _show_fleet(worked: Plan, fleet: Fleet) -> None:
     table.add_row(
         "with losses",
         f"/ goodput {show_fraction(worked.goodput)}",
-        f"{show_seconds(fleet.train_s)}, {show_count(round(fleet.gpu_hours))} GPU-hours",
+        f"{show_seconds(fleet.train_s)}, {show_count(whole(fleet.gpu_hours))} GPU-hours",
     )
     table.add_row(
         "added by them",
         "",
-        f"{show_seconds(fleet.added_s)}, {show_count(round(fleet.gpu_hours_added))} GPU-hours",
+        f"{show_seconds(fleet.added_s)}, {show_count(whole(fleet.gpu_hours_added))} GPU-hours",
     )
     for mfu, train_s in fleet.mfu_sensitivity:
         table.add_row(f"... at MFU {show_fraction(mfu)}", "", show_seconds(train_s))

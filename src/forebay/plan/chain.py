@@ -208,7 +208,8 @@ def _lost(plan: Plan) -> list[Line]:
         _line(
             "best cadence",
             f"exact; Young {show_seconds(cadence.young_s)}, Daly {show_seconds(cadence.daly_s)}",
-            f"{show_seconds(cadence.best_s)}, {show_fraction(cadence.best_total)} lost",
+            f"{show_seconds(cadence.best_s)}, {show_fraction(cadence.best_total)} lost, durable "
+            f"every {show_seconds(plan.tiers[-1].cadence_s)}",
         ),
         _line(
             "GPU-hours lost",

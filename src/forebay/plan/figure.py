@@ -26,6 +26,7 @@ Value = float | int | str | bool
 """What a figure may be; None beside it where it may be left out."""
 
 _NEGATIVE = re.compile(r"\s*-\s*[0-9.]")
+_LEAST, _MOST = 1e-12, 1e24
 _YES, _NO = {"yes", "true", "on"}, {"no", "false", "off"}
 
 
@@ -59,8 +60,13 @@ class Kind(enum.Enum):
                 return parse_count(text.strip().removesuffix("/s"))
             case Kind.FRACTION:
                 return parse_fraction(text)
-            case Kind.COUNT | Kind.NUMBER:
+            case Kind.COUNT:
                 return parse_count(text)
+            case Kind.NUMBER:
+                try:
+                    return float(text)
+                except ValueError:
+                    raise UsageError(f"expected a bare number, found {text!r}") from None
             case Kind.WHOLE:
                 number = parse_count(text)
                 if number != round(number):
@@ -101,6 +107,9 @@ class Kind(enum.Enum):
                 return f"{value:g}"
 
 
+_UNITS = {Kind.BYTES, Kind.RATE, Kind.SECONDS}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
     """A value in SI units and the words that say where it comes from."""
@@ -135,14 +144,16 @@ class Given:
             raise UsageError(
                 f"{where}: expected {'0 or more' if self.zero else 'more than 0'}, found {text}"
             )
-        if isinstance(raw, int | float) and not isinstance(raw, bool) and self.kind is Kind.RATE:
-            text += "B/s"
+        if self.kind in _UNITS and isinstance(raw, int | float):  # YAML reads 1:30 as 90
+            raise UsageError(f"{where}: expected {self._example()}, with its unit, found {text}")
         try:
             value = self.kind.parse(text)
         except UsageError as error:
             raise UsageError(f"{where}: {error}") from None
         if not self.zero and not isinstance(value, str | bool) and value == 0:
             raise UsageError(f"{where}: expected more than 0, found {text}")
+        if not isinstance(value, str | bool) and value and not _LEAST <= value <= _MOST:
+            raise UsageError(f"{where}: {text} is beyond what can be worked with")
         if self.choices and value not in self.choices:
             raise UsageError(f"{where}: expected {' or '.join(self.choices)}, found {text!r}")
         return value

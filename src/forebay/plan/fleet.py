@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,6 +29,11 @@ class Fleet:
     deadline_s: float | None
     gpus_for_deadline: int | None
     """Fewest GPUs, in whole replicas of the model, that meet the deadline; None: no number does."""
+
+
+def whole(hours: float) -> float:
+    """Rounded for people; endless stays endless."""
+    return hours if math.isinf(hours) else round(hours)
 
 
 def ideal_s(inputs: Inputs, gpus: int, mfu: float) -> float:

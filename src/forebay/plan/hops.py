@@ -50,6 +50,8 @@ class Drain:
     """The way to the durable tier in the background, under its budget."""
 
     seconds: float
+    wanted_bytes_per_s: float
+    """What budget or setting ask for, before links and limits."""
     paced_bytes_per_s: float
     per_node_bytes_per_s: float
     average_bytes_per_s: float
@@ -160,6 +162,7 @@ def drain_of(inputs: Inputs, sizes: Sizes) -> Drain:
     average = sizes.checkpoint_bytes / cadence_s
     return Drain(
         seconds=seconds,
+        wanted_bytes_per_s=wanted,
         paced_bytes_per_s=rate,
         per_node_bytes_per_s=rate / sizes.writing_nodes,
         average_bytes_per_s=average,

@@ -11,7 +11,7 @@ from forebay.plan.arithmetic import Plan, best_cadence_of
 from forebay.plan.chain import chain_of
 from forebay.plan.document import inputs_of
 from forebay.plan.figure import Kind
-from forebay.plan.fleet import Fleet
+from forebay.plan.fleet import Fleet, whole
 from forebay.plan.solve import Solution, bound_text
 from forebay.plan.vary import Sweep
 from forebay.plan.verdict import conditions_of, goals_of, needs
@@ -152,11 +152,11 @@ def _fleet(plan: Plan, fleet: Fleet) -> list[tuple[str, str]]:
         ("without losses", show_seconds(fleet.ideal_s)),
         (
             f"at goodput {show_fraction(plan.goodput)}",
-            f"{show_seconds(fleet.train_s)}, {show_count(round(fleet.gpu_hours))} GPU-hours",
+            f"{show_seconds(fleet.train_s)}, {show_count(whole(fleet.gpu_hours))} GPU-hours",
         ),
         (
             "added by checkpoints and failures",
-            f"{show_seconds(fleet.added_s)}, {show_count(round(fleet.gpu_hours_added))} GPU-hours",
+            f"{show_seconds(fleet.added_s)}, {show_count(whole(fleet.gpu_hours_added))} GPU-hours",
         ),
     ]
     rows += [

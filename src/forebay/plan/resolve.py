@@ -14,6 +14,7 @@ from forebay.plan.figure import Figure, Given, Kind, Value
 from forebay.plan.inputs import FIELDS, SECTIONS, Inputs
 
 DAY_S = 86400.0
+_SHORTEST_MTBF_S, _LONGEST_MTBF_S = 1.0, 1e12
 
 _SHAPE = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "experts", "tied")
 _NEEDED = ("layers", "hidden", "ffn", "heads", "vocab")
@@ -47,7 +48,9 @@ def read_file(document: object, name: str) -> tuple[dict[str, str], dict[str, Fi
             continue
         if section not in SECTIONS:
             raise UsageError(f"{name}: unknown section {section!r}{_near(section, SECTIONS)}")
-        for key, raw in _mapping(content, f"{name}: {section}").items():
+        fields = _mapping(content, f"{name}: {section}")
+        for key in sorted(fields, key=lambda each: each != RESTART.key):  # what is general first
+            raw = fields[key]
             where = f"{name}: {section}.{key}"
             if key == _PRESET and section in ("model", "cluster", "storage"):
                 chosen[section] = str(raw)
@@ -141,6 +144,8 @@ def _settle_model(found: dict[str, _Found]) -> None:
         for key in shape:  # of another model: it would only mislead
             del found[f"model.{key}"]
     content, each = found["model.content"], found["model.bytes_per_param"]
+    if content.layer == each.layer > 1 and content_bytes(str(content.value)) != each.value:
+        raise UsageError(f"model: content {content.value} is not {each.value:g} bytes a parameter")
     if content.layer > each.layer:
         nbytes = content_bytes(str(content.value))
         found["model.bytes_per_param"] = _Found(nbytes, f"content: {content.value}", content.layer)
@@ -218,6 +223,9 @@ def _settle_failures(found: dict[str, _Found], nodes: int) -> None:
     else:
         source = f"86,400 s / ({nodes:,} nodes x {rate.value:.3g} a node and day)"
         found["failures.mtbf"] = _Found(DAY_S / (nodes * float(rate.value)), source, rate.layer)
+    mtbf_s = float(found["failures.mtbf"].value)
+    if not _SHORTEST_MTBF_S <= mtbf_s <= _LONGEST_MTBF_S:
+        raise UsageError(f"mtbf: expected 1 s to 1e12 s for the job, found {mtbf_s:g} s")
     given = [name for name in _SHARES if found[name].layer > 1]
     if given and len(given) < len(_SHARES):
         rest = [name for name in _SHARES if name not in given]

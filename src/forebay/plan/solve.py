@@ -131,6 +131,8 @@ def _range(inputs: Inputs, what: Variable, now: float | None) -> tuple[float, fl
     low, high = middle / _REACH, middle * _REACH
     if what.name == "cluster.gpus":
         return float(replica_gpus(inputs)), float(2**24)
+    if what.key in ("peer_cadence", "durable_cadence"):
+        return inputs.checkpoint.cadence_s, max(high, inputs.checkpoint.cadence_s * _REACH)
     if unit == "of 1":
         return 1e-6, 1.0
     if unit == "whole":

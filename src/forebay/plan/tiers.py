@@ -49,6 +49,7 @@ def tiers_of(
     checkpoint, failures, cluster = inputs.checkpoint, inputs.failures, inputs.cluster
     seconds = {hop.name: hop.seconds for hop in hops}
     node_bytes = hops[-1].nbytes / inputs.nodes  # what a node reads at a restart
+    peer_read = min(cluster.peer_bytes_per_s, cluster.nvme_read_bytes_per_s)
     local_s = seconds.get("nvme", 0.0)
     peer_s = seconds.get("peer", 0.0)
     tiers: list[Tier] = []
@@ -85,7 +86,7 @@ def tiers_of(
     carried += failures.share_peer
     if checkpoint.mirror:
         add("peer", 0.0, checkpoint.peer_cadence_s, peer_s, local_s + peer_s,
-            failures.restart_peer_s, node_bytes / cluster.peer_bytes_per_s)  # fmt: skip
+            failures.restart_peer_s, node_bytes / peer_read)  # fmt: skip
     add("durable", failures.share_durable, checkpoint.durable_cadence_s, drain.seconds,
         local_s + drain.seconds, failures.restart_durable_s,
         node_bytes / _read_rate(inputs))  # fmt: skip
@@ -140,17 +141,18 @@ def levels_of(tiers: tuple[Tier, ...], near_s: float) -> tuple[Level, ...]:
     What leaves a near tier may also be recovered from one farther out with a shorter cadence.
     """
     levels: list[Level] = []
-    shortest = float("inf")
+    chosen = tiers[-1]
     for tier in reversed(tiers):
-        shortest = min(shortest, tier.cadence_s)
+        if tier.cadence_s <= chosen.cadence_s:
+            chosen = tier
         levels.insert(
             0,
             Level(
                 share=tier.share,
-                cadence_s=shortest,
-                lag_s=tier.lag_s,
-                restart_s=tier.restart_s,
-                near=tier.name != "durable" and shortest == near_s,
+                cadence_s=chosen.cadence_s,
+                lag_s=chosen.lag_s,
+                restart_s=chosen.restart_s,
+                near=is_near(chosen, near_s),
             ),
         )
     return tuple(levels)

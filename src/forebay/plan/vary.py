@@ -15,6 +15,12 @@ from forebay.plan.resolve import DAY_S, RESTART
 
 POINTS = 25
 _TIED = ("checkpoint.peer_cadence", "checkpoint.durable_cadence")
+_SHAPE = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "experts")
+_FOLLOW = {  # others must change with these: give them as flags, where all of it is checked
+    *(f"model.{key}" for key in _SHAPE),
+    *(f"failures.share_{tier}" for tier in ("memory", "local", "peer", "durable")),
+    *("cluster.gpus_per_node", "checkpoint.quantile"),
+}
 _TIED_SOURCE = "the cadence"
 _NUMERIC = set(Kind) - {Kind.TEXT, Kind.YES_NO}
 
@@ -48,7 +54,7 @@ def variable(key: str) -> Variable:
         return Variable(name="failures.restart", given=RESTART)
     known: dict[str, Variable] = {}
     for name, (_, given) in FIELDS.items():
-        if given.kind in _NUMERIC and not name.startswith("layout."):
+        if given.kind in _NUMERIC and not name.startswith("layout.") and name not in _FOLLOW:
             known[given.key] = Variable(name=name, given=given)
     if wanted not in known:
         near = difflib.get_close_matches(wanted, known, n=1)
@@ -83,6 +89,11 @@ def at(inputs: Inputs, what: Variable, value: float) -> Inputs:
         changes["per_node_day"] = DAY_S / (inputs.nodes * value)
     elif what.name == "failures.node_failures":
         changes["mtbf_s"] = DAY_S / (inputs.nodes * value)
+    elif what.name in _TIED and value < inputs.checkpoint.cadence_s * (1 - 1e-9):
+        raise UsageError(
+            f"{key.replace('_', '-')}: expected the cadence {inputs.checkpoint.cadence_s:g} s or "
+            f"more, found {value:g} s"
+        )
     part = replace(getattr(inputs, section), **changes)
     sections: dict[str, Any] = {section: part}
     return replace(inputs, **sections)

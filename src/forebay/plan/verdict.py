@@ -12,6 +12,7 @@ from forebay.units import show_bytes, show_fraction, show_rate, show_seconds
 
 IN_PLACE_S = 65.0
 """Restart without a requeue at 16,384 GPUs: ByteRobust (arXiv 2509.16293), Table 7."""
+_LEAST_GOODPUT = 0.1
 _ROOM = 1.25  # a cadence this much longer than the drain leaves it room for a bad day
 
 
@@ -69,7 +70,7 @@ def conditions_of(plan: Plan) -> tuple[Condition, ...]:
     checkpoint, cluster, storage = inputs.checkpoint, inputs.cluster, inputs.storage
     limit_s, pause = checkpoint.pause_limit_s, plan.pause
     factor = 1 + pause.tail_s / pause.copy_s
-    left_s = max(limit_s - checkpoint.fixed_s, 1e-9)
+    left_s = limit_s - checkpoint.fixed_s  # where nothing is left, "fixed cost" says so
     copy, _ = hops.copy_rate(inputs, sizes)
     found = [
         _most(
@@ -91,7 +92,7 @@ def conditions_of(plan: Plan) -> tuple[Condition, ...]:
         ),
         _least(
             "device to host",
-            sizes.largest_gpu_bytes * factor / left_s,
+            sizes.largest_gpu_bytes * factor / (left_s if left_s > 0 else limit_s),
             copy,
             Kind.RATE,
             f"{show_bytes(sizes.largest_gpu_bytes)} a GPU within the limit, the slowest rank too",
@@ -107,18 +108,18 @@ def conditions_of(plan: Plan) -> tuple[Condition, ...]:
         ),
     ]
     near = [hop for hop in plan.hops if hop.name in ("nvme", "peer")]
-    if near:
-        spill_s = sum(hop.seconds for hop in near)
-        found.append(
-            _most(
-                "free slot",
-                checkpoint.cadence_s * max(1, checkpoint.slots - 1),
-                spill_s,
-                Kind.SECONDS,
-                "a slot is free again before the save after next needs it",
-                "faster local disks, more slots, or a longer cadence",
-            )
+    found.append(
+        _most(
+            "free slot",
+            checkpoint.cadence_s * max(1, checkpoint.slots - 1),
+            sum(hop.seconds for hop in near) if near else drain.seconds,
+            Kind.SECONDS,
+            "a slot is free again before the save after next needs it"
+            + ("" if near else "; without a near tier it waits for the durable one"),
+            "a local tier, faster disks, more slots, or a longer cadence",
         )
+    )
+    if near:
         found.append(
             _least(
                 "local disks",
@@ -165,10 +166,10 @@ def conditions_of(plan: Plan) -> tuple[Condition, ...]:
     found.append(
         _least(
             "link to the store",
-            drain.per_node_bytes_per_s,
+            drain.wanted_bytes_per_s / sizes.writing_nodes,
             storage.per_node_bytes_per_s,
             Kind.RATE,
-            "the drain of one node passes its own link",
+            "the drain of one node, as budget or setting ask for it, passes its own link",
             "a lower drain rate",
         )
     )
@@ -176,19 +177,19 @@ def conditions_of(plan: Plan) -> tuple[Condition, ...]:
         found.append(
             _least(
                 "share of the filesystem",
-                drain.average_bytes_per_s,
+                max(drain.average_bytes_per_s, drain.wanted_bytes_per_s),
                 storage.filesystem_bytes_per_s * storage.budget,
                 Kind.RATE,
-                f"the average stays within {show_fraction(storage.budget)} of "
+                f"the drain stays within {show_fraction(storage.budget)} of "
                 f"{show_rate(storage.filesystem_bytes_per_s)}",
-                "a longer durable cadence, or a larger budget",
+                "a longer durable cadence, a lower drain rate, or a larger budget",
             )
         )
     if plan.requests.limit_per_s is not None:
         found.append(
             _least(
                 "requests",
-                drain.requests_per_s,
+                plan.requests.requests * drain.wanted_bytes_per_s / sizes.checkpoint_bytes,
                 plan.requests.limit_per_s,
                 Kind.PER_S,
                 f"{plan.requests.requests:,} requests for {plan.requests.objects:,} objects, "
@@ -196,6 +197,16 @@ def conditions_of(plan: Plan) -> tuple[Condition, ...]:
                 "more prefixes, larger parts, or a slower drain",
             )
         )
+    found.append(
+        _least(
+            "progress",
+            _LEAST_GOODPUT,
+            plan.goodput,
+            Kind.FRACTION,
+            "the run advances between two interruptions",
+            "a shorter cadence, a faster restart, or fewer failures",
+        )
+    )
     return tuple(found)
 
 
@@ -242,10 +253,12 @@ def way_to_goal(plan: Plan) -> Way | None:
     if plan.losses.total < plan.inputs.checkpoint.goal:
         return None
     given_s = plan.inputs.checkpoint.durable_cadence_s
-    short_s = min(given_s, plan.drain.seconds * _ROOM)
+    short_s = plan.drain.seconds * _ROOM
+    if given_s >= plan.drain.seconds:
+        short_s = min(given_s, short_s)
     as_is_s = max(level.restart_s for level in plan.levels)
     for restart_s in (as_is_s, min(as_is_s, IN_PLACE_S)):
-        for durable_s in (given_s, short_s):
+        for durable_s in (max(given_s, short_s), short_s):
             if way := _way(plan, restart_s, durable_s):
                 return way
     longest_s = _longest_restart_s(plan, short_s)

@@ -137,9 +137,9 @@ def _show(found: list[Finding], local: Path | None, url: str | None) -> None:
             each.hop,
             each.name,
             each.kind.show(each.measured),
-            wanted,
+            Text(wanted),
             Text(each.verdict.value, style=_STYLES[each.verdict]),
-            words,
+            Text(words),  # an error's text may hold brackets
         )
     SCREEN.print(table)
     if local is None:

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from forebay.units import show_bytes
 _HOP = "local disk"
 _SMALL_BYTES = 4096
 _MOST_FLUSHES = 100
+WRITERS = 4
+"""Files at once: one alone leaves a set of several drives idle in turns."""
 _SPARE = 2  # times the bytes that are written must be free
 
 Told = Callable[[str], None]
@@ -42,7 +45,8 @@ def measure(
     """
     if not directory.is_dir():
         raise UsageError(f"--local {directory}: expected a directory that is there")
-    size_bytes = max(direct.BLOCK_BYTES, size_bytes // direct.BLOCK_BYTES * direct.BLOCK_BYTES)
+    grain = WRITERS * direct.BLOCK_BYTES
+    size_bytes = max(grain, size_bytes // grain * grain)
     room = shutil.disk_usage(directory)
     kind = filesystem_of(directory)
     found = [_room(room.total, room.free, kind, expected)]
@@ -83,18 +87,26 @@ def _rates(
 ) -> list[Finding]:
     nbytes = image.nbytes
     told(f"{_HOP}: {show_bytes(nbytes)} with O_DIRECT")
-    path = place / "direct"
-    began_s = time.perf_counter()
-    durable.write_new(path, image)
-    write = nbytes / (time.perf_counter() - began_s)
+    each = nbytes // WRITERS // direct.BLOCK_BYTES * direct.BLOCK_BYTES
+    paths = [place / f"direct-{number}" for number in range(WRITERS)]
+    parts = [image[number * each : (number + 1) * each] for number in range(WRITERS)]
+    path = paths[0]
+    with ThreadPoolExecutor(WRITERS) as writers:
+        write = _rate_of(writers, durable.write_new, paths, parts)
     with path.open("rb", buffering=0) as file:
         by_direct = direct.switch(file.fileno(), True)
     told(f"{_HOP}: the same read back")
-    read = _read_rate(path, image)
-    path.unlink()
+    with ThreadPoolExecutor(WRITERS) as readers:
+        read = _rate_of(readers, _read, paths, parts)
+    for path in paths:
+        path.unlink()
     told(f"{_HOP}: {show_bytes(nbytes)} through the page cache, then flushed")
     buffered = _buffered_rate(place / "buffered", image)
-    note = "written and flushed" if by_direct else f"{kind} has no O_DIRECT: through the page cache"
+    note = (
+        f"{WRITERS} files at once, flushed"
+        if by_direct
+        else f"{kind} has no O_DIRECT: through the page cache"
+    )
     volatile = kind in ("tmpfs", "ramfs")
     if volatile:
         note = f"{kind}: memory, no disk; nothing survives a reboot"
@@ -140,13 +152,23 @@ def _off(found: Finding, advice: str) -> Finding:
     return replace(found, verdict=Verdict.OFF, advice=advice)
 
 
-def _read_rate(path: Path, into: memoryview) -> float:
+def _rate_of(
+    pool: ThreadPoolExecutor,
+    work: Callable[[Path, memoryview], None],
+    paths: list[Path],
+    parts: list[memoryview],
+) -> float:
+    """Bytes/s of all files together, from the first to the last."""
+    began_s = time.perf_counter()
+    list(pool.map(work, paths, parts))
+    return sum(part.nbytes for part in parts) / (time.perf_counter() - began_s)
+
+
+def _read(path: Path, into: memoryview) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        began_s = time.perf_counter()
-        count = direct.read_at(fd, 0, into)
-        return count / (time.perf_counter() - began_s)
+        direct.read_at(fd, 0, into)
     finally:
         os.close(fd)
 

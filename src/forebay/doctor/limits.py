@@ -1,0 +1,234 @@
+"""What the system lets a job have: memory, shared and locked memory, open files, cores."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.doctor.finding import Expected, Finding, Told, Verdict, compare
+from forebay.plan.figure import Kind
+from forebay.units import show_bytes
+
+_HOP = "limits"
+_FILES = 4096
+"""Open files that suffice an agent: sockets of ranks and peers, parts in flight, mappings."""
+_CGROUP_NONE = 2**60  # version 1 writes a huge number for no limit
+_THP = re.compile(r"\[(\w+)\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """As the system has them, in bytes and numbers; None: unlimited, or not there."""
+
+    memlock_bytes: int | None
+    open_files: int | None
+    shared_bytes: int | None
+    shared_free_bytes: int | None
+    memory_bytes: int
+    cgroup_bytes: int | None
+    cores: int
+    cores_online: int
+    huge_shared: str
+    """What the kernel does about huge pages in shared memory: never, advise ..., empty."""
+
+
+def soft_limit(which: int) -> int | None:
+    """The limit that holds for this process; None for none."""
+    limit, _ = resource.getrlimit(which)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def read_limits(
+    root: Path = Path("/"), limit_of: Callable[[int], int | None] = soft_limit
+) -> Limits:
+    """The limits of this process and machine."""
+    shared = root / "dev/shm"
+    usage = shutil.disk_usage(shared) if shared.is_dir() else None
+    thp = _THP.search(_text(root / "sys/kernel/mm/transparent_hugepage/shmem_enabled"))
+    return Limits(
+        memlock_bytes=limit_of(resource.RLIMIT_MEMLOCK),
+        open_files=limit_of(resource.RLIMIT_NOFILE),
+        shared_bytes=None if usage is None else usage.total,
+        shared_free_bytes=None if usage is None else usage.free,
+        memory_bytes=_memory_bytes(root),
+        cgroup_bytes=_cgroup_bytes(root),
+        cores=len(os.sched_getaffinity(0)),
+        cores_online=os.cpu_count() or 1,
+        huge_shared="" if thp is None else thp[1],
+    )
+
+
+def judge(
+    found: Limits, expected: Expected, *, arena_bytes: float | None, pins: bool
+) -> list[Finding]:
+    """A line for each. ``arena_bytes``: the plan's arenas of a node; ``pins``: a GPU is here."""
+    return [
+        _memory(found, expected),
+        _shared(found, arena_bytes),
+        _huge(found),
+        _locked(found, arena_bytes if pins else None),
+        _limit(
+            "open files",
+            Kind.COUNT,
+            found.open_files,
+            float(_FILES),
+            "assumed: sockets of ranks and peers, parts in flight",
+            note="soft limit",
+            advice=f"ulimit -n {_FILES} (LimitNOFILE= of the unit)",
+        ),
+        _cores(found),
+    ]
+
+
+def measure(
+    expected: Expected, *, arena_bytes: float | None = None, pins: bool = False, told: Told
+) -> list[Finding]:
+    """The limits here, judged."""
+    told(_HOP)
+    return judge(read_limits(), expected, arena_bytes=arena_bytes, pins=pins)
+
+
+def _memory(found: Limits, expected: Expected) -> Finding:
+    limit = found.cgroup_bytes
+    limited = limit is not None and limit < found.memory_bytes
+    usable = limit if limit is not None and limited else found.memory_bytes
+    return compare(
+        name="host memory",
+        hop=_HOP,
+        kind=Kind.BYTES,
+        measured=float(usable),
+        expected=expected,
+        field="cluster.host_memory",
+        note=f"a cgroup allows it of {show_bytes(found.memory_bytes)}" if limited else "all of it",
+        advice="raise the container's memory limit, arenas count towards it"
+        if limited
+        else "see that every module is found (dmidecode -t memory), or plan with what is here",
+    )
+
+
+def _shared(found: Limits, arena_bytes: float | None) -> Finding:
+    free = found.shared_free_bytes
+    if free is None:
+        return Finding(
+            name="shared memory",
+            hop=_HOP,
+            kind=Kind.BYTES,
+            verdict=Verdict.OFF,
+            note="/dev/shm is not there",  # noqa: S108 - where Linux has it
+            advice="mount a tmpfs on /dev/shm, or set FOREBAY_RUNTIME_DIR to one",
+        )
+    return _limit(
+        "shared memory",
+        Kind.BYTES,
+        free,
+        arena_bytes,
+        "the plan's arenas of a node",
+        note=f"free of {show_bytes(found.shared_bytes or 0)} in /dev/shm; arenas lie there",
+        advice="enlarge it (mount -o remount,size=... /dev/shm; docker --shm-size; an emptyDir of "
+        "medium Memory), or take fewer slots",
+    )
+
+
+def _huge(found: Limits) -> Finding:
+    return Finding(
+        name="huge pages of shared memory",
+        hop=_HOP,
+        kind=Kind.TEXT,
+        verdict=Verdict.MEASURED,
+        note=f"{found.huge_shared or 'not known'}; advise or within_size make copies some 10 to "
+        "20 % faster",
+    )
+
+
+def _locked(found: Limits, pinned_bytes: float | None) -> Finding:
+    return _limit(
+        "locked memory",
+        Kind.BYTES,
+        found.memlock_bytes,
+        pinned_bytes,
+        "the plan's arenas, pinned",
+        note="soft limit; RDMA registers within it, CUDA pins past it",
+        advice="ulimit -l unlimited (LimitMEMLOCK=infinity of the unit; --ulimit memlock=-1)",
+    )
+
+
+def _cores(found: Limits) -> Finding:
+    few = found.cores < found.cores_online
+    return Finding(
+        name="cores",
+        hop=_HOP,
+        kind=Kind.COUNT,
+        verdict=Verdict.MEASURED,
+        measured=float(found.cores),
+        note=f"of {found.cores_online}: this process is bound to them" if few else "all of them",
+    )
+
+
+def _limit(
+    name: str,
+    kind: Kind,
+    have: int | None,
+    need: float | None,
+    source: str,
+    *,
+    note: str,
+    advice: str,
+) -> Finding:
+    """A limit against what is needed; too low is off, since nothing runs slower: it fails."""
+    if have is None:
+        verdict, note = Verdict.GOOD, "no limit"
+    elif need is None:
+        verdict = Verdict.MEASURED
+    else:
+        verdict = Verdict.GOOD if have >= need else Verdict.OFF
+    return Finding(
+        name=name,
+        hop=_HOP,
+        kind=kind,
+        verdict=verdict,
+        measured=None if have is None else float(have),
+        expected=None if have is None else need,
+        source="" if need is None or have is None else source,
+        note=note,
+        advice=advice,
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _memory_bytes(root: Path) -> int:
+    total = re.search(r"^MemTotal:\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
+    if total is not None:
+        return int(total[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cgroup_bytes(root: Path) -> int | None:
+    """The least memory limit above this process, of cgroups version 2 or 1; None for none."""
+    base = root / "sys/fs/cgroup"
+    found: list[int] = []
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, own = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        top, leaf = (
+            (base / "memory", "memory.limit_in_bytes") if controllers else (base, "memory.max")
+        )
+        place = top / own.strip().lstrip("/")
+        for directory in (place, *place.parents):
+            if not directory.is_relative_to(top):
+                break
+            text = _text(directory / leaf).strip()
+            if text.isdigit() and int(text) < _CGROUP_NONE:
+                found.append(int(text))
+    return min(found, default=None)

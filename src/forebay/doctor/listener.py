@@ -31,6 +31,7 @@ GREETING_S = 5.0
 """In so long a caller says who it is."""
 
 _LOOK_S = 0.1
+_TURN_S = 1.0  # the end of a session is noticed within it
 _LONGEST_S = 60.0  # of one direction, whatever the caller asks
 _IDLE_S = 30.0
 
@@ -59,13 +60,13 @@ def listen(address: str, *, token: str | None, timeout_s: float, told: Told) -> 
 
 
 class Listener:
-    """A listening socket and the connections it has taken. ``sessions`` counts those measured."""
+    """A listening socket and the connections it has taken. ``sessions`` counts those begun."""
 
     def __init__(self, host: str, port: int, token: str | None, told: Told) -> None:
         self.sessions = 0
         self._token, self._told = token, told
         self._over = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._open: set[socket.socket] = set()
         self._threads: set[threading.Thread] = set()
         self._session = ""
@@ -161,10 +162,11 @@ class Listener:
     def _control(self, caller: socket.socket) -> None:
         own = secrets.token_hex(8)
         with self._lock:
-            busy = bool(self._session)
-            if not busy:
+            free = self._lock.wait_for(lambda: not self._session, timeout=_TURN_S)
+            if free:
                 self._session = own
-        if busy:
+                self.sessions += 1
+        if not free:
             send_frame(caller, ok=False, why="busy with another session: try again later")
             return
         try:
@@ -172,10 +174,10 @@ class Listener:
             send_frame(caller, ok=True, session=own)
             while data := caller.recv(ECHO_BYTES):
                 caller.sendall(data)
-            self.sessions += 1
         finally:
             with self._lock:
                 self._session = ""
+                self._lock.notify()
 
 
 def send_for(sock: socket.socket, seconds: float) -> None:

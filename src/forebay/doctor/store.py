@@ -8,13 +8,14 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from forebay.doctor.deadline import side_by_side, within
 from forebay.doctor.finding import Expected, Finding, Verdict, compare
 from forebay.doctor.samples import summarize
-from forebay.errors import DeadlineError, ForebayError
+from forebay.errors import DeadlineError, DeniedError, ForebayError, StoreError
 from forebay.format.names import probe_key
 from forebay.plan.figure import Kind
 from forebay.storage import direct
@@ -31,6 +32,8 @@ TIMEOUT_S = 30.0
 _HOP = "store"
 _PATIENCE_S = 5.0  # a request that fails is tried again for so long
 _SMALL_BYTES = 4096
+_PAGE = mmap.PAGESIZE
+_FIRST = 16  # the first wave is so many times smaller: it warms up, and says how much to send
 _MOST_SAMPLES = 200
 _MOST_WAVES = 32
 
@@ -92,17 +95,17 @@ class _Visit:
         self._told = told
         self._word = f"doctor-{secrets.token_hex(8)}"
         self._keys: set[str] = set()
-        self._count = 0
+        self._count = self._each = 0
         self._over = threading.Event()
+        self._silent: ForebayError | None = None
 
     def all(self, size_bytes: int) -> list[Finding]:
         """Every line."""
-        page = mmap.PAGESIZE
-        each = max(page, size_bytes // self._objects // page * page)
+        each = max(_PAGE, size_bytes // self._objects // _PAGE * _PAGE)
         there: list[str] = []
         return [
             self._line("put rate", Kind.RATE, lambda: self._put_rate(each, there)),
-            self._line("get rate", Kind.RATE, lambda: self._get_rate(each, there)),
+            self._line("get rate", Kind.RATE, lambda: self._get_rate(there)),
             *(
                 self._line(f"{verb} latency", Kind.SECONDS, lambda verb=verb: self._latency(verb))
                 for verb in ("put", "head", "get")
@@ -112,10 +115,14 @@ class _Visit:
 
     def _line(self, name: str, kind: Kind, call: Callable[..., Finding]) -> Finding:
         """One line; trouble with it is a finding too."""
+        if self._silent is not None:  # one deadline is waited for, not one for each line
+            return _failed(f"{_HOP} {name}", kind, self._silent)
         self._told(f"{_HOP}: {name} of {self._store.url}")
         try:
             return call()
         except Exception as error:  # noqa: BLE001 - a store of another maker may raise anything
+            if isinstance(error, DeadlineError | DeniedError):
+                self._silent = error
             return _failed(f"{_HOP} {name}", kind, error)
 
     def _key(self, what: str) -> str:
@@ -125,7 +132,7 @@ class _Visit:
         self._keys.add(key)
         return key
 
-    def _wave(self, calls: list[Callable[[], None]], what: str, keys: list[str]) -> float:
+    def _wave(self, calls: Sequence[Callable[[], None]], what: str, keys: list[str]) -> float:
         """Seconds that calls side by side take. One that ends too late takes its object away."""
         began_s = time.monotonic()
         side_by_side(
@@ -136,7 +143,12 @@ class _Visit:
         )
         return time.monotonic() - began_s
 
-    def _put_rate(self, each: int, there: list[str]) -> Finding:
+    def _put_rate(self, most: int, there: list[str]) -> Finding:
+        least = max(_PAGE, most // _FIRST // _PAGE * _PAGE)
+        source = _pages(least, fill=True)
+        first_s = self._put_wave(source, there)
+        fitting = round(least * self._seconds / max(first_s, 1e-9)) // _PAGE * _PAGE
+        each = self._each = min(most, max(least, fitting))
         source = _pages(each, fill=True)
         done_bytes, spent_s, waves = 0, 0.0, 0
         while not waves or (spent_s < self._seconds and waves < _MOST_WAVES):
@@ -145,9 +157,7 @@ class _Visit:
                 timeout_s=self._timeout_s,
                 what=f"{self._store.url}: delete",
             )
-            there[:] = [self._key("put") for _ in range(self._objects)]
-            calls = [lambda key=key: self._put(key, source) for key in there]
-            spent_s += self._wave(calls, f"{self._objects} objects at once", list(there))  # type: ignore[arg-type]
+            spent_s += self._put_wave(source, there)
             done_bytes, waves = done_bytes + each * self._objects, waves + 1
         return compare(
             name="store put rate",
@@ -161,6 +171,15 @@ class _Visit:
             "faster network or mount, and what else writes there",
         )
 
+    def _put_wave(self, source: memoryview, there: list[str]) -> float:
+        """Seconds to write new objects of ``source`` side by side; ``there`` names them then."""
+        there.clear()
+        keys = [self._key("put") for _ in range(self._objects)]
+        calls = [partial(self._put, key, source) for key in keys]
+        spent_s = self._wave(calls, f"{self._objects} objects at once", keys)
+        there[:] = keys
+        return spent_s
+
     def _put(self, key: str, source: memoryview) -> None:
         def check(_: int) -> None:
             if self._over.is_set():  # nobody waits any more: cut it off
@@ -168,15 +187,14 @@ class _Visit:
 
         self._store.put_large(key, source, on_progress=check)
 
-    def _get_rate(self, each: int, there: list[str]) -> Finding:
-        targets = [_pages(each) for _ in there]
-        calls = [
-            lambda key=key, into=into: self._store.read_into(key, 0, into)
-            for key, into in zip(there, targets, strict=True)
-        ]
+    def _get_rate(self, there: list[str]) -> Finding:
+        if not there:
+            raise StoreError("nothing was written that could be read")
+        each = self._each
+        calls = [partial(self._store.read_into, key, 0, _pages(each)) for key in there]
         done_bytes, spent_s, waves = 0, 0.0, 0
         while not waves or (spent_s < self._seconds and waves < _MOST_WAVES):
-            spent_s += self._wave(calls, f"{len(calls)} reads at once", [])  # type: ignore[arg-type]
+            spent_s += self._wave(calls, f"{len(calls)} reads at once", [])
             done_bytes, waves = done_bytes + each * len(calls), waves + 1
         cached = "" if self._uncached(there[0]) else "; perhaps from memory: no O_DIRECT there"
         return compare(

@@ -1,4 +1,4 @@
-"""``forebay doctor`` as a person runs it: its exit status, its words, its file, and what it leaves."""
+"""``forebay doctor`` as a person runs it: its exit status, words and file, and what it leaves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -70,9 +69,9 @@ def test_everything_on_this_node(cli: Cli, tmp_path: Path) -> None:
 def test_without_store_disk_and_peer_it_says_how(cli: Cli) -> None:
     said = cli("doctor", *QUICK)
     assert said.code == 0, said.out + said.err
-    text = " ".join(said.out.split())
-    for words in ("no URL was given", "--local DIR", "--peer HOST:PORT", "nothing is expected"):
-        assert words in text.replace(" │ │ │ │ │ ", " ") or words in said.out, words
+    for words in ("no URL was given", "--local DIR", "nothing is expected"):
+        assert words in said.out
+    assert "--peer HOST:PORT measures another node" in said.err
 
 
 def test_what_is_slower_than_the_plan_is_status_6(cli: Cli, tmp_path: Path) -> None:
@@ -158,14 +157,12 @@ def test_bad_input_is_one_line_and_status_2(cli: Cli, words: tuple[str, ...]) ->
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "forebay.cli", "doctor", "--local", str(tmp_path)]
-        + ["--seconds", "30", "--size", "8MiB"],
+        [sys.executable, "-m", "forebay.cli", "doctor", "--local", str(tmp_path), "--seconds", "1"],
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
         assert process.stderr is not None
-        process.send_signal(signal.SIGCONT)
         poll(lambda: list(tmp_path.iterdir()), "the disk to be written to", 60)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
@@ -224,7 +221,7 @@ def first_line(stream: IO[str] | None) -> str:
 
 def test_a_peer_across_a_slow_link(nodes: tuple[str, str]) -> None:
     here, there = nodes
-    words = ("--peer", "10.231.9.2:7300", "--json", "--seconds", "1", "--size", "4MiB")
+    words = ("--peer", "10.231.9.2:7300", "--json", "--seconds", "500ms", "--size", "4MiB")
     with on_node(there, "--listen", "10.231.9.2:7300", FOREBAY_TOKEN="secret") as listener:
         assert "listening on 10.231.9.2:7300" in first_line(listener.stderr)
         with on_node(here, *words, "--token", "secret", "--streams", "2") as caller:
@@ -252,10 +249,8 @@ def test_a_peer_that_is_cut_off_meets_the_deadline(nodes: tuple[str, str]) -> No
     here, there = nodes
     ip("-n", there, "link", "set", "eth0", "down")
     words = ("--peer", "10.231.9.2:7300", "--timeout", "500ms", "--json", *QUICK)
-    began_s = time.monotonic()
     with on_node(here, *words) as caller:
         out, err = caller.communicate(timeout=60)
-    assert time.monotonic() - began_s < 60
     assert caller.returncode == 6
     found = lines(Said(6, out, err))["to the peer"]
     assert found["verdict"] == "failed"

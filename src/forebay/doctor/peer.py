@@ -129,8 +129,8 @@ def _loopback(seconds: float, told: Told, streams: int, timeout_s: float) -> lis
             kind=Kind.RATE,
             verdict=Verdict.MEASURED,
             measured=rate,
-            note=f"{streams} TCP streams of this node to itself, which is no link",
-            advice="--peer HOST:PORT measures one",
+            note=f"{streams} TCP streams of this node to itself, which is no link; "
+            "--peer HOST:PORT measures one",
         ),
         _trip("loopback round trip", trip),
     ]

@@ -91,7 +91,7 @@ def test_what_is_slower_than_the_plan_is_status_6(cli: Cli, tmp_path: Path) -> N
 def test_a_real_s3_server(cli: Cli, seaweed: Place) -> None:
     run = f"doctor-{secrets.token_hex(4)}"
     url = seaweed.url(run).text
-    said = cli("doctor", url, "--json", "--seconds", "0.3", "--size", "48MiB")
+    said = cli("doctor", url, "--json", "--seconds", "0.1", "--size", "48MiB")
     assert said.code == 0, said.out + said.err
     found = lines(said)
     assert found["store put rate"]["measured"] > 0
@@ -102,17 +102,12 @@ def test_a_real_s3_server(cli: Cli, seaweed: Place) -> None:
     assert list(open_store(url).list("")) == []
 
 
-def test_a_store_that_hangs_meets_its_deadline(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with S3Server(tmp_path / "server") as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        server.suspend()
-        try:
-            said = cli("doctor", server.run_url("run"), "--timeout", "1s", "--json", *QUICK)
-        finally:
-            server.resume()
+def test_a_store_that_hangs_meets_its_deadline(cli: Cli, weed: S3Server, seaweed: Place) -> None:
+    weed.suspend()
+    try:
+        said = cli("doctor", seaweed.url("hangs").text, "--timeout", "1s", "--json", *QUICK)
+    finally:
+        weed.resume()
     assert said.code == 6
     found = lines(said)["store"]
     assert found["verdict"] == "failed"
@@ -133,17 +128,8 @@ def test_a_store_that_refuses(cli: Cli, seaweed: Place, monkeypatch: pytest.Monk
     "words",
     [
         ("--local", "/nowhere/at/all"),
-        ("--peer", "7300"),
-        ("--seconds", "0"),
         ("--seconds", "soon"),
-        ("--size", "-1"),
-        ("--slow-below", "120%"),
-        ("--streams", "0"),
-        ("--file", "/nowhere/at/all.yaml"),
-        ("--cluster", "abacus"),
-        ("--write", "/nowhere/at/all.yaml"),
         ("--listen", "0.0.0.0:7300"),
-        ("--listen", "here"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(cli: Cli, words: tuple[str, ...]) -> None:
@@ -157,7 +143,16 @@ def test_bad_input_is_one_line_and_status_2(cli: Cli, words: tuple[str, ...]) ->
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "forebay.cli", "doctor", "--local", str(tmp_path), "--seconds", "1"],
+        [
+            sys.executable,
+            "-m",
+            "forebay.cli",
+            "doctor",
+            "--local",
+            str(tmp_path),
+            "--seconds",
+            "0.5",
+        ],
         stderr=subprocess.PIPE,
         text=True,
     )

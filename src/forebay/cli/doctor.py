@@ -133,8 +133,10 @@ def doctor(
     part = _read(parse_fraction, slow_below, "--slow-below")
     if streams < 1 or streams > MOST_STREAMS:
         raise UsageError(f"--streams: expected 1 to {MOST_STREAMS}, found {streams}")
-    if peer_at is not None:
-        parse_address(peer_at, "--peer")  # before the minutes that the rest may take
+    if peer_at is not None:  # what is wrong is told before anything is measured
+        parse_address(peer_at, "--peer")
+    if local is not None:
+        disk.check(local)
     here = fastpath.read_paths().gpu
     plan = _expectations(preset, cluster, storage, file, here)
     expected = plan.expected

@@ -42,10 +42,7 @@ def measure(
 
     Leaves nothing there. Raises UsageError where that is no directory; other trouble is a finding.
     """
-    if not directory.is_dir():
-        raise UsageError(
-            f"--local {directory}: expected a directory that is there: make it, or correct the path"
-        )
+    check(directory)
     block = direct.BLOCK_BYTES
     size_bytes = max(block, size_bytes // block * block)
     kind = filesystem_of(directory)
@@ -65,6 +62,14 @@ def measure(
         advice = "allow writing there, or see the kernel's log for that disk"
         found.append(failed(_HOP, "write", Kind.RATE, note, advice, "cluster.nvme"))
     return found
+
+
+def check(directory: Path) -> None:
+    """Raises UsageError where ``directory`` is none."""
+    if not directory.is_dir():
+        raise UsageError(
+            f"--local {directory}: expected a directory that is there: make it, or correct the path"
+        )
 
 
 def filesystem_of(directory: Path, mounts: Path = Path("/proc/self/mounts")) -> str:

@@ -277,10 +277,8 @@ class _Visit:
             expected=True,
             source="commits need it",
             note=f"{seen.winners} of {seen.creators} creators at once won",
-            advice=""
-            if seen.exclusive
-            else "use a store that honours conditional creates, or --single-writer where only "
-            "one job ever writes to this run",
+            advice="use a store that honours conditional creates, or commit_mode='single-writer' "
+            "where only one job ever writes to this run",
         )
 
     def _delete(self, keys: list[str]) -> None:

@@ -51,10 +51,14 @@ def test_expectations_are_the_plans(tmp_path: Path) -> None:
     assert plan.expected["cluster.d2h"].value == 55e9
     assert "measured" in plan.expected["cluster.d2h"].source
     assert plan.arena_bytes is not None
+    assert "storage.per_node" not in plan.expected  # nobody said what store it is
     file = tmp_path / "cluster.yaml"
     file.write_text("preset: 70b\ncluster: {nvme: {value: 11 GB/s, source: node 17}}\n")
     ours = doctor._expectations(None, "dgx-b200", None, file, here=False)
     assert ours.expected["cluster.nvme"].value == 11e9
     assert ours.expected["cluster.nvme"].source == "node 17"
-    assert not any(name.startswith(("model.", "failures.")) for name in ours.expected)
+    stores = doctor._expectations(None, None, "s3", None, here=False)
+    assert "storage.per_node" in stores.expected
+    assert "cluster.d2h" not in stores.expected
+    assert all(name.startswith(("cluster.", "storage.")) for name in ours.expected)
     assert not any(isinstance(each.value, str) for each in ours.expected.values())

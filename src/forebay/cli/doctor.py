@@ -47,7 +47,8 @@ def _expectations(
 ) -> _Plan:
     """From the plan's presets and file; nothing where neither was named and no GPU is here.
 
-    A machine without a GPU is none of those that the default preset speaks of.
+    A machine without a GPU is none of those that the default preset speaks of, and no store is the
+    default one: of a section that nobody named, the fields that the file has are expected.
     """
     if not here and preset is None and cluster is None and storage is None and file is None:
         return _Plan(expected={}, arena_bytes=None)
@@ -63,12 +64,18 @@ def _expectations(
         storage=storage or chosen.get("storage"),
         file=figures,
     )
+    named = {
+        "cluster": here or cluster is not None or "cluster" in chosen,
+        "storage": storage is not None or "storage" in chosen,
+    }
     expected: dict[str, Figure] = {}
     for name in FIELDS:
-        value = value_of(inputs, name)
-        if name.startswith(("cluster.", "storage.")) and isinstance(value, int | float):
+        section, value = name.partition(".")[0], value_of(inputs, name)
+        wanted = section in named and (named[section] or name in figures)
+        if wanted and isinstance(value, int | float):
             expected[name] = Figure(value=value, source=inputs.sources.get(name, ""))
-    return _Plan(expected=expected, arena_bytes=work(inputs).memory.arena_bytes_per_node)
+    arena_bytes = work(inputs, best=False).memory.arena_bytes_per_node
+    return _Plan(expected=expected, arena_bytes=arena_bytes)
 
 
 def doctor(

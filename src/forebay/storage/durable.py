@@ -122,21 +122,6 @@ def write_new(
         os.close(directory)
 
 
-def write_cached(path: Path, view: memoryview) -> None:
-    """Make ``path`` through the page cache and flush it: what ``write_new`` is measured against.
-
-    Raises OSError. Killed, it leaves the file as far as it came; its name is not made durable.
-    """
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        at = 0
-        while at < view.nbytes:
-            at += os.pwrite(fd, view[at : at + BLOCK_BYTES], at)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _write_and_link(
     path: Path,
     view: memoryview,
@@ -249,3 +234,15 @@ class AppendFile:
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
+
+
+def write_cached(path: Path, view: memoryview) -> None:
+    """Make ``path`` with these bytes through the page cache and flush it, as plain programs do.
+
+    To measure by; nothing that is kept is written so. Raises OSError.
+    """
+    with path.open("xb", buffering=0) as file:
+        at = 0
+        while at < view.nbytes:
+            at += file.write(view[at : at + BLOCK_BYTES])
+        os.fsync(file.fileno())

@@ -71,6 +71,11 @@ def test_without_store_disk_and_peer_it_says_how(cli: Cli) -> None:
     assert said.code == 0, said.out + said.err
     for words in ("no URL was given", "--local DIR", "nothing is expected"):
         assert words in said.out
+    (head,) = [line for line in said.out.splitlines() if "how, and what to do" in line]
+    column = head.index("how, and what to do")
+    notes = " ".join(line[column:].strip() for line in said.out.splitlines())
+    assert "--local DIR measures the disk it lies on" in notes  # nothing is cut off
+    assert max(map(len, said.out.splitlines())) <= 80
     assert "--peer HOST:PORT measures another node" in said.err
 
 

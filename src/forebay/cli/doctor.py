@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -252,10 +253,12 @@ def _told(line: str) -> None:
 
 
 def _show(found: list[Finding], expected: Expected) -> None:
-    table = Table(title=platform.node(), title_justify="left", title_style="bold")
+    table = Table(
+        title=platform.node(), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+    )
     for name in ("what", "measured", "expected", "verdict"):
-        table.add_column(name, max_width=16)
-    table.add_column("how, and what to do", overflow="fold", min_width=36)
+        table.add_column(name, max_width=18)
+    table.add_column("how, and what to do", overflow="fold")
     last = ""
     for each in found:
         if each.hop != last:

@@ -10,6 +10,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,11 +21,14 @@ from forebay.plan.figure import Kind
 from forebay.storage import direct, durable
 from forebay.units import show_bytes
 
+FILES = 8
+"""Written side by side, as many as a node has ranks: one writer does not fill several disks."""
+
 _HOP = "local disk"
 _SMALL_BYTES = 4096
 _MOST_FLUSHES = 200
-_MOST_FILES = 32
-_SPARE = 2  # times the bytes of one file must be free
+_MOST_ROUNDS = 32
+_SPARE = 2  # times the bytes that are written must be free
 _VOLATILE = {"tmpfs", "ramfs", "devtmpfs"}
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 _SLOW = "see its health (nvme smart-log, smartctl), its PCIe link below, and what else writes to it"
@@ -38,7 +42,7 @@ def measure(
     size_bytes: int = 2**28,
     told: Told,
 ) -> list[Finding]:
-    """Rates, flush and room of the filesystem of ``directory``, in files of ``size_bytes``.
+    """Room, rates and flush of the filesystem of ``directory``, in ``size_bytes`` of files at once.
 
     Leaves nothing there. Raises UsageError where that is no directory; other trouble is a finding.
     """
@@ -96,29 +100,29 @@ class _Disk:
         self._expected = {} if self._volatile else expected
 
     def rates(self, nbytes: int) -> list[Finding]:
-        """Write and read past the page cache, and write through it."""
-        image = memoryview(mmap.mmap(-1, nbytes))
-        block = secrets.token_bytes(2**20)  # no zeros, nor one page again and again: disks compress
-        for at in range(0, nbytes, len(block)):
-            image[at : at + len(block)] = block
-        self._told(f"{_HOP}: files of {show_bytes(nbytes)} written with O_DIRECT")
-        path = self._place / "direct"
-        write = self._rate(nbytes, lambda: durable.write_new(path, image), path)
-        durable.write_new(path, image)
-        by_direct = _takes_direct(path)
-        self._told(f"{_HOP}: one of them read back")
-        read = self._rate(nbytes, lambda: _read(path, image), None)
-        path.unlink()
-        self._told(f"{_HOP}: files of {show_bytes(nbytes)} through the page cache, then flushed")
-        path = self._place / "cached"
-        cached = self._rate(nbytes, lambda: durable.write_cached(path, image), path)
+        """Write and read past the page cache, and write through it: several files at once."""
+        parts = _parts(nbytes)
+        shown = f"{len(parts)} files of {show_bytes(parts[0].nbytes)}"
+        paths = [self._place / f"part-{number}" for number in range(len(parts))]
+        with ThreadPoolExecutor(len(parts), thread_name_prefix="disk") as pool:
+            self._told(f"{_HOP}: {shown} at once, written with O_DIRECT")
+            write = self._rate(pool, durable.write_new, paths, parts, remove=True)
+            list(pool.map(durable.write_new, paths, parts))
+            by_direct = _takes_direct(paths[0])
+            self._told(f"{_HOP}: read back")
+            read = self._rate(pool, _read, paths, parts, remove=False)
+            for path in paths:
+                path.unlink()
+            self._told(f"{_HOP}: {shown} through the page cache, then flushed")
+            cached = self._rate(pool, durable.write_cached, paths, parts, remove=True)
         return [
-            self._write(write, nbytes, by_direct),
+            self._write(write, shown, by_direct),
             self._line(
                 "read, O_DIRECT",
                 read,
                 "cluster.nvme_read",
-                "read back" if by_direct else "read back, perhaps from the page cache",
+                f"{shown} read back at once"
+                + ("" if by_direct else ", perhaps from the page cache"),
             ),
             Finding(
                 name="write, page cache and fsync",
@@ -130,9 +134,9 @@ class _Disk:
             ),
         ]
 
-    def _write(self, rate: float, nbytes: int, by_direct: bool) -> Finding:
+    def _write(self, rate: float, shown: str, by_direct: bool) -> Finding:
         name, field = "write, O_DIRECT", "cluster.nvme"
-        found = self._line(name, rate, field, f"files of {show_bytes(nbytes)}, durable")
+        found = self._line(name, rate, field, f"{shown} at once, durable")
         if self._volatile:
             return replace(
                 found,
@@ -162,16 +166,26 @@ class _Disk:
             advice=_SLOW,
         )
 
-    def _rate(self, nbytes: int, call: Callable[[], None], made: Path | None) -> float:
-        """Bytes/s of ``call``, again and again for the time given; ``made`` is removed between."""
+    def _rate(
+        self,
+        pool: ThreadPoolExecutor,
+        call: Callable[[Path, memoryview], None],
+        paths: list[Path],
+        parts: list[memoryview],
+        *,
+        remove: bool,
+    ) -> float:
+        """Bytes/s of ``call`` for all parts at once, again and again for the time given."""
+        nbytes = sum(part.nbytes for part in parts)
         count, spent_s = 0, 0.0
-        while not count or (spent_s < self._seconds and count < _MOST_FILES):
+        while not count or (spent_s < self._seconds and count < _MOST_ROUNDS):
             began_s = time.perf_counter()
-            call()
+            list(pool.map(call, paths, parts))
             spent_s += time.perf_counter() - began_s
             count += 1
-            if made is not None:
-                made.unlink()
+            if remove:
+                for path in paths:
+                    path.unlink()
         return count * nbytes / max(spent_s, 1e-9)
 
     def flush(self) -> Finding:
@@ -195,6 +209,18 @@ class _Disk:
             measured=seen.median_s,
             note=f"4 KiB written, flushed, linked, its directory flushed; {seen}",
         )
+
+
+def _parts(nbytes: int) -> list[memoryview]:
+    """Page-aligned images of ``nbytes`` together, of what no disk makes smaller."""
+    block = direct.BLOCK_BYTES
+    count = min(FILES, nbytes // block)
+    each = nbytes // count // block * block
+    image = memoryview(mmap.mmap(-1, count * each))
+    noise = secrets.token_bytes(2**20)
+    for at in range(0, image.nbytes, len(noise)):
+        image[at : at + len(noise)] = noise
+    return [image[number * each : (number + 1) * each] for number in range(count)]
 
 
 def _takes_direct(path: Path) -> bool:

@@ -1,25 +1,27 @@
-"""``forebay doctor [URL]``: what each hop really does here, beside what the plan assumes."""
+"""``forebay doctor [URL]``: measures each hop here, and compares it with what the plan assumes."""
 
 from __future__ import annotations
 
+import datetime
 import platform
-import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from forebay.cli.output import ASIDE, SCREEN, AsJson, say_json
-from forebay.cli.plan import read_yaml
-from forebay.doctor.finding import Finding, Verdict
+from forebay.doctor import device, disk, fastpath, limits, links, memory, peer, report, store
+from forebay.doctor.finding import SLOW_BELOW, Expected, Finding, Verdict, judged
+from forebay.doctor.frames import MOST_STREAMS, parse_address
+from forebay.doctor.listener import listen as serve
 from forebay.errors import UsageError
-from forebay.plan.arithmetic import work
-from forebay.plan.figure import Figure
-from forebay.plan.inputs import FIELDS, value_of
-from forebay.plan.resolve import resolve
-from forebay.units import parse_bytes
+from forebay.plan.figure import Figure, Kind
+from forebay.units import parse_bytes, parse_fraction, parse_seconds
 
 _FAILED = 6
 _STYLES = {
@@ -30,126 +32,250 @@ _STYLES = {
     Verdict.NONE: "dim",
     Verdict.MEASURED: "",
 }
+_NO_EXPECTATION = "nothing is expected: name --cluster, --storage or --file to compare"
 
 
-def doctor(
-    url: Annotated[str | None, typer.Argument(help="The durable tier: a directory or URL.")] = None,
-    local: Annotated[Path | None, typer.Option(help="Directory on the node's own disk.")] = None,
-    peer: Annotated[str | None, typer.Option(help="HOST:PORT of a node that listens.")] = None,
-    listen: Annotated[
-        str | None, typer.Option(help="Answer another node's --peer: [HOST:]PORT.")
-    ] = None,
-    token: Annotated[
-        str, typer.Option(envvar="FOREBAY_TOKEN", help="The same at --peer and --listen.")
-    ] = "",
-    cluster: Annotated[str | None, typer.Option(help="Preset to compare with.")] = None,
-    storage: Annotated[str | None, typer.Option(help="Preset to compare with.")] = None,
-    file: Annotated[Path | None, typer.Option(help="YAML of a plan to compare with.")] = None,
-    seconds: Annotated[float, typer.Option(help="How long to measure each line.")] = 1.0,
-    size: Annotated[str, typer.Option(help="Most bytes to hold and to write.")] = "256MiB",
-    write: Annotated[Path | None, typer.Option(help="Write a file for plan --file.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Measure memory, disks, store and devices here; say what is slow or silently off."""
-    from forebay.doctor import device, disk, fastpath, limits, memory, report, store
-    from forebay.doctor import peer as peers
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What the plan assumes of the hops, and the bytes of a node's arenas; None if not planned."""
 
-    if listen is not None:
-        peers.listen(listen, token=token, told=_told)
-        return
-    if not 0 < seconds <= 600:
-        raise UsageError(f"--seconds: expected more than 0, up to 600, found {seconds:g}")
-    size_bytes = parse_bytes(size)
-    if size_bytes < 2**24:
-        raise UsageError(f"--size: expected 16MiB or more, found {size}")
-    gpus = fastpath.has_gpu()
-    expected, arena_bytes = _assumed(cluster, storage, file, gpus)
-    found: list[Finding] = []
-    found += device.measure(expected, seconds=seconds, size_bytes=size_bytes, told=_told)
-    found += memory.measure(expected, seconds=seconds, size_bytes=size_bytes, told=_told)
-    if local is not None:
-        found += disk.measure(local, expected, seconds=seconds, size_bytes=size_bytes, told=_told)
-    if url is not None:
-        found += store.measure(url, expected, seconds=seconds, size_bytes=size_bytes, told=_told)
-    found += peers.measure(peer, expected, token=token, seconds=seconds, told=_told)
-    found += limits.measure(expected, arena_bytes=arena_bytes, pins=gpus, told=_told)
-    found += fastpath.measure(told=_told)
-    when = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-    text = report.file_of(found, where=platform.node(), when=when)
-    if write is not None:
-        try:
-            write.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"--write {write}: {error.strerror}: name another file") from None
-    holds = all(each.verdict.holds for each in found)
-    if as_json:
-        say_json({"holds": holds, "findings": report.document_of(found), "file": text})
-    else:
-        _show(found, local, url)
-    if not holds:
-        raise typer.Exit(_FAILED)
+    expected: Expected
+    arena_bytes: float | None
 
 
-def _assumed(
-    cluster: str | None, storage: str | None, file: Path | None, gpus: bool
-) -> tuple[dict[str, Figure], float | None]:
-    """What the plan assumes of this machine; nothing where nobody said what it is.
+def _expectations(
+    preset: str | None, cluster: str | None, storage: str | None, file: Path | None, here: bool
+) -> _Plan:
+    """From the plan's presets and file; nothing where neither was named and no GPU is here.
 
-    A preset says what a cluster of its kind should do. Without one and without a file there is
-    nothing to hold a machine that has no GPU against.
+    A machine without a GPU is none of those that the default preset speaks of, and no store is the
+    default one: of a section that nobody named, the fields that the file has are expected.
     """
-    if cluster is None and storage is None and file is None and not gpus:
-        return {}, None
+    if not here and preset is None and cluster is None and storage is None and file is None:
+        return _Plan(expected={}, arena_bytes=None)
+    from forebay.cli.plan import read_yaml
+    from forebay.plan.arithmetic import work
+    from forebay.plan.inputs import FIELDS, value_of
+    from forebay.plan.resolve import resolve
+
     chosen, figures = ({}, {}) if file is None else read_yaml(file)
     inputs = resolve(
-        model=chosen.get("model"),
+        model=preset or chosen.get("model"),
         cluster=cluster or chosen.get("cluster"),
         storage=storage or chosen.get("storage"),
         file=figures,
     )
-    sections = [
-        section
-        for section, named in (
-            ("cluster", cluster is not None or "cluster" in chosen or gpus),
-            ("storage", storage is not None or "storage" in chosen),
-        )
-        if named
-    ]
-    expected = {
-        name: Figure(value=value, source=inputs.sources.get(name, ""))
-        for name in FIELDS
-        if (name in figures or name.partition(".")[0] in sections)
-        and (value := value_of(inputs, name)) is not None
+    named = {
+        "cluster": here or cluster is not None or "cluster" in chosen,
+        "storage": storage is not None or "storage" in chosen,
     }
-    return expected, work(inputs, best=False).memory.arena_bytes_per_node
+    expected: dict[str, Figure] = {}
+    for name in FIELDS:
+        section, value = name.partition(".")[0], value_of(inputs, name)
+        wanted = section in named and (named[section] or name in figures)
+        if wanted and isinstance(value, int | float):
+            expected[name] = Figure(value=value, source=inputs.sources.get(name, ""))
+    arena_bytes = work(inputs, best=False).memory.arena_bytes_per_node
+    return _Plan(expected=expected, arena_bytes=arena_bytes)
 
 
-def _show(found: list[Finding], local: Path | None, url: str | None) -> None:
-    table = Table()
-    for name in ("hop", "what", "measured", "expected", "", "how, and what to do"):
-        table.add_column(name, overflow="fold")
-    for each in found:
-        words = each.note if not each.advice else f"{each.note}. Do: {each.advice}"
-        wanted = each.kind.show(each.expected)
-        if each.source:
-            wanted += f" ({each.source})"
-        table.add_row(
-            each.hop,
-            each.name,
-            each.kind.show(each.measured),
-            Text(wanted),
-            Text(each.verdict.value, style=_STYLES[each.verdict]),
-            Text(words),  # an error's text may hold brackets
+def doctor(
+    url: Annotated[
+        str | None, typer.Argument(help="The store to measure: a directory or URL.")
+    ] = None,
+    local: Annotated[
+        Path | None, typer.Option("--local", help="A directory on the local disk to measure.")
+    ] = None,
+    peer_at: Annotated[
+        str | None, typer.Option("--peer", help="HOST:PORT where another node runs --listen.")
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option("--listen", help="[HOST:]PORT: let another node measure to here.")
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option("--token", envvar="FOREBAY_TOKEN", help="The same word on both nodes."),
+    ] = None,
+    listen_for: Annotated[
+        str, typer.Option("--listen-for", help="How long --listen serves.")
+    ] = "10min",
+    streams: Annotated[
+        int, typer.Option("--streams", help="TCP streams to the peer, side by side.")
+    ] = peer.STREAMS,
+    preset: Annotated[
+        str | None, typer.Option("--preset", help="The plan's model, for the size of arenas.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="The plan's preset of nodes to compare with.")
+    ] = None,
+    storage: Annotated[
+        str | None, typer.Option("--storage", help="The plan's preset of a store to compare with.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="The plan's YAML to compare with.")
+    ] = None,
+    seconds: Annotated[
+        str, typer.Option("--seconds", help="About how long each measurement takes.")
+    ] = "1s",
+    size: Annotated[
+        str, typer.Option("--size", help="Bytes that each measurement holds at most.")
+    ] = "1GiB",
+    timeout: Annotated[
+        str, typer.Option("--timeout", help="How long store and peer are waited for.")
+    ] = "30s",
+    slow_below: Annotated[
+        str, typer.Option("--slow-below", help="Part of what is expected below which it is slow.")
+    ] = f"{SLOW_BELOW:g}",
+    write: Annotated[
+        Path | None, typer.Option("--write", help="Write a YAML that `forebay plan --file` takes.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure each hop here; exit status 6 when one is not as the plan assumes."""
+    if listen is not None:
+        _listen(listen, token, _read(parse_seconds, listen_for, "--listen-for"), as_json)
+        return
+    duration_s = _read(parse_seconds, seconds, "--seconds")
+    size_bytes = round(_read(parse_bytes, size, "--size"))
+    timeout_s = _read(parse_seconds, timeout, "--timeout")
+    part = _read(parse_fraction, slow_below, "--slow-below")
+    if streams < 1 or streams > MOST_STREAMS:
+        raise UsageError(f"--streams: expected 1 to {MOST_STREAMS}, found {streams}")
+    if peer_at is not None:  # what is wrong is told before anything is measured
+        parse_address(peer_at, "--peer")
+    if local is not None:
+        disk.check(local)
+    here = fastpath.read_paths().gpu
+    plan = _expectations(preset, cluster, storage, file, here)
+    expected = plan.expected
+    if write is not None and not write.absolute().parent.is_dir():
+        raise UsageError(f"--write {write}: {write.absolute().parent} is no directory: make it")
+    bounds = {"seconds": duration_s, "size_bytes": size_bytes}
+    found: list[Finding] = []
+    found += device.measure(expected, **bounds, told=_told)  # type: ignore[arg-type]
+    found += memory.measure(expected, **bounds, told=_told)  # type: ignore[arg-type]
+    found += _local(local, expected, duration_s, size_bytes)
+    found += _store(url, expected, duration_s, size_bytes, timeout_s)
+    found += peer.measure(
+        peer_at,
+        expected,
+        token=token,
+        seconds=duration_s,
+        told=_told,
+        streams=streams,
+        timeout_s=timeout_s,
+    )
+    found += limits.measure(expected, arena_bytes=plan.arena_bytes, pins=here, told=_told)
+    _told("links and fast paths")
+    found += [*links.measure(), *fastpath.measure()]
+    found = [judged(each, part) for each in found]
+    host, now = platform.node() or "this node", datetime.datetime.now().astimezone()
+    text = report.plan_file(found, host=host, date=f"{now:%Y-%m-%d}")
+    if write is not None:
+        _write(write, text)
+    holds = all(each.verdict.holds for each in found)
+    if as_json:
+        say_json(
+            {
+                "host": host,
+                "at": now.isoformat(timespec="seconds"),
+                "holds": holds,
+                "slow_below": part,
+                "findings": report.document(found),
+                "file": text,
+            }
         )
-    SCREEN.print(table)
-    if local is None:
-        SCREEN.print("local disk: not measured; --local DIR measures the one that DIR is on")
+    else:
+        _show(found, expected)
+    if not holds:
+        raise typer.Exit(_FAILED)
+
+
+def _local(
+    directory: Path | None, expected: Expected, seconds: float, size_bytes: int
+) -> list[Finding]:
+    if directory is None:
+        note, advice = "no directory was given", "--local DIR measures the disk it lies on"
+        return [_not_given("local disk", note, advice)]
+    return disk.measure(directory, expected, seconds=seconds, size_bytes=size_bytes, told=_told)
+
+
+def _store(
+    url: str | None, expected: Expected, seconds: float, size_bytes: int, timeout_s: float
+) -> list[Finding]:
     if url is None:
-        SCREEN.print("store: not measured; give its URL")
+        return [_not_given("store", "no URL was given", "forebay doctor URL measures the store")]
+    return store.measure(
+        url,
+        expected,
+        seconds=seconds,
+        size_bytes=size_bytes,
+        told=_told,
+        timeout_s=timeout_s,
+    )
+
+
+def _not_given(hop: str, note: str, advice: str) -> Finding:
+    return Finding(
+        name=hop, hop=hop, kind=Kind.TEXT, verdict=Verdict.NONE, note=note, advice=advice
+    )
+
+
+def _listen(address: str, token: str | None, seconds: float, as_json: bool) -> None:
+    sessions = serve(address, token=token, timeout_s=seconds, told=_told)
+    if as_json:
+        say_json({"listened": address, "sessions": sessions})
+
+
+def _read(parse: Callable[[str], float], text: str, flag: str) -> float:
+    """A number that is more than nothing. Raises UsageError naming the flag."""
+    try:
+        value = parse(text)
+    except UsageError as error:
+        raise UsageError(f"{flag}: {error}") from None
+    if value <= 0:
+        raise UsageError(f"{flag}: expected more than 0, found {text!r}")
+    return value
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"--write {path}: {error.strerror}: name a file that can be written"
+        ) from None
+    _told(f"written: {path}; forebay plan --file {path} takes it")
 
 
 def _told(line: str) -> None:
     ASIDE.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _show(found: list[Finding], expected: Expected) -> None:
+    table = Table(
+        title=platform.node(), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+    )
+    for name in ("what", "measured", "expected", "verdict"):
+        table.add_column(name, max_width=18)
+    table.add_column("how, and what to do", overflow="fold")
+    last = ""
+    for each in found:
+        if each.hop != last:
+            table.add_section()
+            table.add_row(Text(each.hop, style="bold"))
+            last = each.hop
+        note = Text(each.note)
+        if each.source and each.expected is not None:
+            note.append(f"\nexpected: {each.source}", style="dim")
+        if each.to_do:
+            note.append(f"\n{each.to_do}", style="" if each.verdict.holds else "bold")
+        verdict = Text(each.verdict.value, style=_STYLES[each.verdict])
+        table.add_row(Text(each.name), each.seen, each.wanted, verdict, note)
+    SCREEN.print(table)
+    SCREEN.print(Text(report.counted(found)), soft_wrap=True)
+    if not expected:
+        SCREEN.print(Text(_NO_EXPECTATION), soft_wrap=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -1,168 +1,259 @@
-"""Whether the fast paths are really on: GPUDirect Storage, RDMA to GPUs, full PCIe links.
+"""Fast paths that fall back without a word: GPUDirect Storage and GPUDirect RDMA.
 
-When one is silently off, everything still works, at half the speed. Read from ``/proc`` and
-``/sys`` below a root, so that a made-up tree can stand for a machine.
+Both end in host memory when a module is missing, at about half the speed and with no error. What
+``/proc`` and ``/sys`` say is read below a root that is passed in; nothing is loaded or changed.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from forebay.doctor.finding import Finding, Verdict
+from forebay.doctor.links import NVIDIA, has_fabric, text_of
 from forebay.plan.figure import Kind
 
-_HOP = "fast path"
+_HOP = "fast paths"
 _PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
-_CUFILE_VARIABLE = "CUFILE_ENV_PATH_JSON"
-_COMPAT = re.compile(r'"allow_compat_mode"\s*:\s*(true|false)')
-_COMMENT = re.compile(r"^\s*//.*$", re.MULTILINE)
-_NVIDIA, _GPU_CLASS, _NVME_CLASS, _NIC_CLASS = "0x10de", "0x03", "0x0108", "0x02"
-
-Told = Callable[[str], None]
-
-
-def measure(*, root: Path = Path("/"), told: Told) -> list[Finding]:
-    """All fast paths of the machine below ``root``."""
-    told(_HOP)
-    gpus = [device for device in _devices(root) if _is_gpu(device)]
-    modules = _modules(root)
-    found = [*_storage(root, modules, bool(gpus)), *_rdma(root, modules, bool(gpus))]
-    return [*found, *_links(root)]
+_DMA_BUF_KERNEL = (5, 12)
+_LIBRARIES = (
+    "usr/local/cuda*/lib64/libcufile.so*",
+    "usr/local/cuda*/targets/*/lib/libcufile.so*",
+    "usr/lib/*/libcufile.so*",
+    "usr/lib64/libcufile.so*",
+)
+_BAR1 = re.compile(r"^Bar1-map\s*:\s*n=(\d+) ok=(\d+) err=(\d+)", re.MULTILINE)
+_VERSION = re.compile(r"NVFS Driver\(version: ?([0-9.:]+)\)")
+# Strings first, so that what looks like a comment inside one stays.
+_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
+_PASSTHROUGH = re.compile(r"\biommu(\.passthrough)?=(pt|1)\b")
+_TRUE = {"1", "true", "yes", "on"}
 
 
-def has_gpu(root: Path = Path("/")) -> bool:
-    """Whether an NVIDIA GPU is on the machine's PCIe bus."""
-    return any(_is_gpu(device) for device in _devices(root))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paths:
+    """What the system says. ``config`` is cuFile's; None where there is no such file."""
+
+    gpu: bool
+    modules: frozenset[str]
+    open_driver: bool
+    static_bar1: bool
+    kernel: tuple[int, ...]
+    nvfs_stats: str
+    library: str
+    config: Mapping[str, Any] | None
+    config_path: str
+    config_error: str
+    environment: Mapping[str, str]
+    fabric: bool
+    iommu: bool
+    passthrough: bool
+
+    def property_of(self, name: str, variable: str, otherwise: bool) -> bool:
+        """A property of cuFile: the variable goes before the file, the file before the default."""
+        if variable in self.environment:
+            return self.environment[variable].lower() in _TRUE
+        section = (self.config or {}).get("properties")
+        value = section.get(name, otherwise) if isinstance(section, Mapping) else otherwise
+        return value if isinstance(value, bool) else str(value).lower() in _TRUE
 
 
-def _storage(root: Path, modules: set[str], gpus: bool) -> list[Finding]:
-    """GPUDirect Storage: the kernel module, and cuFile not in compatibility mode."""
-    if not gpus:
-        return [_say("GPUDirect Storage", Verdict.NONE, "no NVIDIA GPU here")]
-    if "nvidia_fs" not in modules:
+def read_paths(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Paths:
+    """What the system below ``root`` says. Raises nothing."""
+    given = environment.get("CUFILE_ENV_PATH_JSON", "/etc/cufile.json")
+    config, error = _config(root / given.lstrip("/"))
+    kernel = re.match(r"(\d+)\.(\d+)", text_of(root / "proc/sys/kernel/osrelease"))
+    return Paths(
+        gpu=_has_gpu(root),
+        modules=frozenset(
+            line.split(" ", 1)[0] for line in text_of(root / "proc/modules").splitlines()
+        ),
+        open_driver="Open Kernel Module" in text_of(root / "proc/driver/nvidia/version"),
+        static_bar1="RMForceStaticBar1=1" in text_of(root / "proc/driver/nvidia/params"),
+        kernel=(int(kernel[1]), int(kernel[2])) if kernel else (),
+        nvfs_stats=text_of(root / "proc/driver/nvidia-fs/stats"),
+        library=_library(root),
+        config=config,
+        config_path=given,
+        config_error=error,
+        environment=dict(environment),
+        fabric=has_fabric(root),
+        iommu=any((root / "sys/class/iommu").glob("*")),
+        passthrough=_PASSTHROUGH.search(text_of(root / "proc/cmdline")) is not None,
+    )
+
+
+def measure(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> list[Finding]:
+    """A line for each fast path."""
+    return judge(read_paths(root, environment))
+
+
+def judge(found: Paths) -> list[Finding]:
+    """Lines for what the system says. Pure."""
+    if not found.gpu:
+        note = "no NVIDIA GPU here"
         return [
-            _say(
-                "GPUDirect Storage",
-                Verdict.OFF,
-                "the module nvidia_fs is not loaded: reads and writes bounce through host memory",
-                "modprobe nvidia-fs (package nvidia-gds), then gdscheck -p",
-            )
+            _line("GPUDirect Storage", Verdict.NONE, note),
+            _line("GPUDirect RDMA", Verdict.NONE, note),
         ]
-    if not (root / "proc/driver/nvidia-fs/stats").exists():
-        note = "nvidia_fs is loaded and shows no /proc/driver/nvidia-fs/stats"
-        return [_say("GPUDirect Storage", Verdict.OFF, note, "see the kernel's log for nvidia-fs")]
-    path = root / os.environ.get(_CUFILE_VARIABLE, "/etc/cufile.json").lstrip("/")
-    try:
-        text = _COMMENT.sub("", path.read_text())
-    except OSError:
-        note = f"nvidia_fs is loaded; no {path.name}: cuFile's defaults allow compatibility mode"
-        return [_say("GPUDirect Storage", Verdict.MEASURED, note)]
-    mode = _COMPAT.search(text)
-    if mode is not None and mode[1] == "true":
-        return [
-            _say(
-                "GPUDirect Storage",
-                Verdict.OFF,
-                f"{path.name} allows compatibility mode: cuFile goes by host memory in silence",
-                f'set "allow_compat_mode": false in {path.name}, so that a fallback is an error',
-            )
-        ]
-    return [_say("GPUDirect Storage", Verdict.GOOD, "nvidia_fs is loaded, no compatibility mode")]
+    lines = [_storage(found)]
+    if found.library or found.config is not None or found.config_error:
+        lines.append(_compat(found, direct=lines[0].verdict is Verdict.GOOD))
+    lines.append(_rdma(found))
+    if found.iommu:
+        lines.append(_iommu(found))
+    return lines
 
 
-def _rdma(root: Path, modules: set[str], gpus: bool) -> list[Finding]:
-    """Every RDMA port, and the module that lets NICs reach the GPUs' memory."""
-    ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
-    found = []
-    for port in ports:
-        name = f"RDMA port {port.parent.parent.name}/{port.name}"
-        state, rate = _text(port / "state"), _text(port / "rate")
-        if "ACTIVE" in state:
-            found.append(_say(name, Verdict.GOOD, f"{state}, {rate}"))
-        else:
-            advice = "check cable, switch and subnet manager (ibstat, ibdiagnet)"
-            found.append(_say(name, Verdict.OFF, f"{state or 'no state'}, {rate}", advice))
-    if not ports:
-        return [_say("RDMA", Verdict.NONE, "no RDMA port here")]
-    if gpus and not modules & set(_PEER_MODULES):
-        found.append(
-            _say(
-                "GPUDirect RDMA",
-                Verdict.OFF,
-                "no nvidia_peermem: unless NCCL uses dma-buf, transfers bounce through host memory",
-                "modprobe nvidia-peermem, or check dma-buf in NCCL's log (NCCL_DEBUG=INFO)",
-            )
+def _storage(found: Paths) -> Finding:
+    name = "GPUDirect Storage"
+    peer_to_peer = found.static_bar1 and found.property_of(
+        "use_pci_p2pdma", "CUFILE_USE_PCIP2PDMA", False
+    )
+    if "nvidia_fs" not in found.modules:
+        if peer_to_peer and found.open_driver:
+            note = "by the kernel's peer-to-peer DMA (use_pci_p2pdma), local NVMe only"
+            return _line(name, Verdict.GOOD, note)
+        if not found.library and found.config is None:
+            return _line(name, Verdict.NONE, "not installed; Forebay copies through host memory")
+        where = found.library or found.config_path
+        return _line(
+            name,
+            Verdict.OFF,
+            f"cuFile is installed ({where}), the module nvidia_fs is not loaded: every transfer "
+            "goes through host memory",
+            "modprobe nvidia-fs, and name it in /etc/modules-load.d; rebuild it (dkms) after a new "
+            "driver or kernel; gdscheck -p must then say 'NVMe : Supported'",
         )
-    elif gpus:
-        found.append(_say("GPUDirect RDMA", Verdict.GOOD, "nvidia_peermem is loaded"))
-    return found
+    if not found.nvfs_stats:
+        return _line(
+            name,
+            Verdict.OFF,
+            "nvidia_fs is loaded, /proc/driver/nvidia-fs/stats is not there",
+            "in a container, mount /proc/driver/nvidia-fs and /dev/nvidia-fs*; else load it again",
+        )
+    version = _VERSION.search(found.nvfs_stats)
+    shown = f"nvidia_fs {version[1].replace(':', '.')}" if version else "nvidia_fs"
+    maps = _BAR1.search(found.nvfs_stats)
+    if maps is not None and int(maps[3]) and not int(maps[2]):
+        return _line(
+            name,
+            Verdict.OFF,
+            f"{shown}: all {maps[3]} mappings of GPU memory failed: every transfer goes through "
+            "host memory",
+            "see dmesg for nvidia-fs, and install the version that goes with driver and kernel",
+        )
+    if not found.library:
+        return _line(
+            name,
+            Verdict.OFF,
+            f"{shown} is loaded, libcufile is not in the usual places",
+            "install it (libcufile, gds-tools), or put it in the library path",
+        )
+    used = f", {maps[2]} mappings of GPU memory so far" if maps is not None else ""
+    return _line(name, Verdict.GOOD, f"{shown} loaded, libcufile there{used}")
 
 
-def _links(root: Path) -> list[Finding]:
-    """PCIe links that run below what both ends can: GPUs, NVMe drives, NICs."""
-    found = []
-    whole = 0
-    for device in _devices(root):
-        kind = _kind(device)
-        speed, most = _number(device / "current_link_speed"), _number(device / "max_link_speed")
-        width, widest = _number(device / "current_link_width"), _number(device / "max_link_width")
-        if not kind or not most or not widest or not width:
-            continue
-        if width < widest or (speed < most and kind != "GPU"):
-            found.append(
-                _say(
-                    f"PCIe link of {kind} {device.name}",
-                    Verdict.OFF,
-                    f"x{width:g} at {speed:g} GT/s, could be x{widest:g} at {most:g} GT/s",
-                    "reseat it, check slot and riser; a switch or slot of an older generation "
-                    "limits it for good",
-                )
-            )
-        else:  # an idle GPU slows its link down: its speed is no fault
-            whole += 1
-    if whole:
-        note = f"{whole} of {whole + len(found)} links of GPUs, NVMe drives and NICs at full width"
-        found.append(_say("PCIe links", Verdict.GOOD, note))
-    return found or [_say("PCIe links", Verdict.NONE, "no GPU, NVMe drive or NIC with a PCIe link")]
+def _compat(found: Paths, *, direct: bool) -> Finding:
+    name = "cuFile compatibility mode"
+    if found.config_error:
+        return _line(
+            name,
+            Verdict.OFF,
+            f"{found.config_path}: {found.config_error}: cuFile takes its defaults",
+            "correct the file: JSON with // comments",
+        )
+    if found.property_of("force_compat_mode", "CUFILE_FORCE_COMPAT_MODE", False):
+        return _line(
+            name,
+            Verdict.OFF,
+            "forced: every transfer goes through host memory",
+            f"set force_compat_mode to false in {found.config_path}, and unset "
+            "CUFILE_FORCE_COMPAT_MODE",
+        )
+    if not found.property_of("allow_compat_mode", "CUFILE_ALLOW_COMPAT_MODE", True):
+        return _line(name, Verdict.GOOD, "not allowed: what cannot go directly fails and says so")
+    if direct:
+        return _line(
+            name,
+            Verdict.MEASURED,
+            "allowed: what cannot go directly falls back without a word; with allow_compat_mode "
+            f"false in {found.config_path} it would say so",
+        )
+    return _line(
+        name,
+        Verdict.OFF,
+        "allowed, and there is no direct path: cuFile works, at the speed of host memory",
+        f"bring the path up, then set allow_compat_mode to false in {found.config_path} to be told",
+    )
 
 
-def _devices(root: Path) -> Iterator[Path]:
-    yield from sorted((root / "sys/bus/pci/devices").glob("*"))
+def _rdma(found: Paths) -> Finding:
+    name = "GPUDirect RDMA"
+    if not found.fabric:
+        return _line(name, Verdict.NONE, "no InfiniBand or RoCE device here")
+    loaded = [module for module in _PEER_MODULES if module in found.modules]
+    if loaded:
+        return _line(name, Verdict.GOOD, f"{loaded[0]} is loaded")
+    if found.open_driver and found.kernel >= _DMA_BUF_KERNEL:
+        return _line(
+            name,
+            Verdict.GOOD,
+            "by DMA-BUF: open driver, kernel "
+            f"{'.'.join(map(str, found.kernel))}; a library that asks for nvidia_peermem lacks it",
+        )
+    return _line(
+        name,
+        Verdict.OFF,
+        "neither nvidia_peermem nor DMA-BUF: the network card reaches GPU memory through the host",
+        "modprobe nvidia-peermem, and name it in /etc/modules-load.d; it must load after the "
+        "drivers of GPU and network card",
+    )
 
 
-def _is_gpu(device: Path) -> bool:
-    return _text(device / "vendor") == _NVIDIA and _text(device / "class").startswith(_GPU_CLASS)
+def _iommu(found: Paths) -> Finding:
+    if found.passthrough:
+        return _line("IOMMU", Verdict.MEASURED, "on, passing through (iommu=pt)")
+    return _line(
+        "IOMMU",
+        Verdict.MEASURED,
+        "on and translating: transfers between devices may go up to the processor; iommu=pt, or "
+        "off, where guests do not need it",
+    )
 
 
-def _kind(device: Path) -> str:
-    code = _text(device / "class")
-    if _is_gpu(device):
-        return "GPU"
-    if code.startswith(_NVME_CLASS):
-        return "NVMe drive"
-    return "NIC" if code.startswith(_NIC_CLASS) else ""
-
-
-def _modules(root: Path) -> set[str]:
-    lines = _text(root / "proc/modules").splitlines()
-    return {line.split(" ", 1)[0].replace("-", "_") for line in lines}
-
-
-def _number(path: Path) -> float:
-    """The number at the beginning of a file, as of ``16.0 GT/s PCIe``; 0 where there is none."""
-    found = re.match(r"[0-9.]+", _text(path))
-    return float(found[0]) if found else 0.0
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-
-def _say(name: str, verdict: Verdict, note: str, advice: str = "") -> Finding:
+def _line(name: str, verdict: Verdict, note: str, advice: str = "") -> Finding:
     return Finding(name=name, hop=_HOP, kind=Kind.TEXT, verdict=verdict, note=note, advice=advice)
+
+
+def _has_gpu(root: Path) -> bool:
+    if (root / "proc/driver/nvidia/version").exists():
+        return True
+    return any(
+        text_of(device / "vendor") == NVIDIA and text_of(device / "class").startswith("0x03")
+        for device in (root / "sys/bus/pci/devices").glob("*")
+    )
+
+
+def _library(root: Path) -> str:
+    for pattern in _LIBRARIES:
+        for path in sorted(root.glob(pattern)):
+            return f"/{path.relative_to(root)}"
+    return ""
+
+
+def _config(path: Path) -> tuple[Mapping[str, Any] | None, str]:
+    """CuFile's settings, and what is wrong with the file."""
+    text = text_of(path)
+    if not text:
+        return None, ""
+    try:
+        found = json.loads(_COMMENT.sub(lambda seen: seen[1] or "", text))
+    except ValueError as error:
+        return None, f"no JSON: {error}"
+    return (found, "") if isinstance(found, dict) else (None, "no JSON object")

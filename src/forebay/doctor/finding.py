@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from forebay.plan.figure import Figure, Kind
 
@@ -13,6 +13,10 @@ SLOW_BELOW = 0.8
 
 Expected = Mapping[str, Figure]
 """What the plan assumes, by its ``section.key``, with the source of each figure."""
+
+
+Told = Callable[[str], None]
+"""Hears what is measured next, a line for each."""
 
 
 class Verdict(enum.Enum):
@@ -52,7 +56,23 @@ class Finding:
     note: str = ""
     """How it was measured, or what was seen, in a few words."""
     advice: str = ""
-    """What to do; empty when nothing is."""
+    """What to do should it not hold, or to have it measured."""
+
+    @property
+    def to_do(self) -> str:
+        """The advice, where there is something to do."""
+        nothing = self.verdict in (Verdict.GOOD, Verdict.MEASURED)
+        return "" if nothing else self.advice
+
+    @property
+    def seen(self) -> str:
+        """What was measured, for people."""
+        return "-" if self.measured is None else self.kind.show(self.measured)
+
+    @property
+    def wanted(self) -> str:
+        """What was expected, for people."""
+        return "-" if self.expected is None else self.kind.show(self.expected)
 
 
 def compare(
@@ -65,25 +85,48 @@ def compare(
     field: str,
     note: str = "",
     advice: str = "",
-    more_is_better: bool = True,
-    slow_below: float = SLOW_BELOW,
 ) -> Finding:
-    """A measured figure against what the plan assumes for ``field``; advice where it is slow."""
+    """A measured figure against what the plan assumes for ``field``; more of it is better."""
     figure = expected.get(field)
-    wanted = None if figure is None else float(figure.value)
-    verdict = Verdict.MEASURED
-    if wanted is not None:
-        ratio = measured / wanted if more_is_better else wanted / max(measured, 1e-12)
-        verdict = Verdict.GOOD if ratio >= slow_below else Verdict.SLOW
+    found = Finding(
+        name=name,
+        hop=hop,
+        kind=kind,
+        verdict=Verdict.MEASURED,
+        measured=measured,
+        expected=None if figure is None else float(figure.value),
+        source="" if figure is None else figure.source,
+        field=field,
+        note=note,
+        advice=advice,
+    )
+    return found if figure is None else judged(found, SLOW_BELOW)
+
+
+def judged(found: Finding, slow_below: float) -> Finding:
+    """A compared figure with the verdict that ``slow_below`` gives it.
+
+    A limit that is too low, or a line that says something else, keeps its own.
+    """
+    compared = found.measured is not None and found.expected is not None
+    if not compared or found.verdict not in (Verdict.GOOD, Verdict.SLOW, Verdict.MEASURED):
+        return found
+    assert found.measured is not None
+    assert found.expected is not None
+    holds = found.measured >= slow_below * found.expected
+    return replace(found, verdict=Verdict.GOOD if holds else Verdict.SLOW)
+
+
+def failed(
+    hop: str, name: str, kind: Kind, note: str, advice: str = "", field: str = ""
+) -> Finding:
+    """A line that should have been measured and could not be."""
     return Finding(
         name=name,
         hop=hop,
         kind=kind,
-        verdict=verdict,
-        measured=measured,
-        expected=wanted,
-        source="" if figure is None else figure.source,
-        field=field,
+        verdict=Verdict.FAILED,
         note=note,
-        advice="" if verdict.holds else advice,
+        advice=advice,
+        field=field,
     )

@@ -1,23 +1,24 @@
-"""What the system lets a job have: locked memory, open files, shared memory, memory, cores."""
+"""What the system lets a job have: memory, shared and locked memory, open files, cores."""
 
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.doctor.finding import Expected, Finding, Verdict, compare
+from forebay.doctor.finding import Expected, Finding, Told, Verdict, compare
 from forebay.plan.figure import Kind
 from forebay.units import show_bytes
 
 _HOP = "limits"
 _FILES = 4096
-"""Open files with room to spare: arenas and images of 8 ranks, parts in flight, NCCL's sockets."""
-
-Told = Callable[[str], None]
+"""Open files that suffice an agent: sockets of ranks and peers, parts in flight, mappings."""
+_CGROUP_NONE = 2**60  # version 1 writes a huge number for no limit
+_THP = re.compile(r"\[(\w+)\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,56 +33,56 @@ class Limits:
     cgroup_bytes: int | None
     cores: int
     cores_online: int
+    huge_shared: str
+    """What the kernel does about huge pages in shared memory: never, advise ..., empty."""
 
 
-def read_limits(root: Path = Path("/")) -> Limits:
+def soft_limit(which: int) -> int | None:
+    """The limit that holds for this process; None for none."""
+    limit, _ = resource.getrlimit(which)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def read_limits(
+    root: Path = Path("/"), limit_of: Callable[[int], int | None] = soft_limit
+) -> Limits:
     """The limits of this process and machine."""
-    shm = root / "dev" / "shm"
-    usage = shutil.disk_usage(shm) if shm.is_dir() else None
+    shared = root / "dev/shm"
+    usage = shutil.disk_usage(shared) if shared.is_dir() else None
+    thp = _THP.search(_text(root / "sys/kernel/mm/transparent_hugepage/shmem_enabled"))
     return Limits(
-        memlock_bytes=_soft(resource.RLIMIT_MEMLOCK),
-        open_files=_soft(resource.RLIMIT_NOFILE),
+        memlock_bytes=limit_of(resource.RLIMIT_MEMLOCK),
+        open_files=limit_of(resource.RLIMIT_NOFILE),
         shared_bytes=None if usage is None else usage.total,
         shared_free_bytes=None if usage is None else usage.free,
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        cgroup_bytes=_cgroup(root),
+        memory_bytes=_memory_bytes(root),
+        cgroup_bytes=_cgroup_bytes(root),
         cores=len(os.sched_getaffinity(0)),
         cores_online=os.cpu_count() or 1,
+        huge_shared="" if thp is None else thp[1],
     )
 
 
 def judge(
     found: Limits, expected: Expected, *, arena_bytes: float | None, pins: bool
 ) -> list[Finding]:
-    """Findings of ``found``. ``arena_bytes``: the arenas of a node; ``pins``: a GPU is here."""
-    rows = [
+    """A line for each. ``arena_bytes``: the plan's arenas of a node; ``pins``: a GPU is here."""
+    return [
         _memory(found, expected),
         _shared(found, arena_bytes),
-        _locked(found, arena_bytes, pins),
-    ]
-    files = found.open_files
-    rows.append(
-        _row(
+        _huge(found),
+        _locked(found, arena_bytes if pins else None),
+        _limit(
             "open files",
             Kind.COUNT,
-            None if files is None else float(files),
-            None if files is None or files >= _FILES else _FILES,
-            note="no limit" if files is None else "soft limit",
+            found.open_files,
+            float(_FILES),
+            "assumed: sockets of ranks and peers, parts in flight",
+            note="soft limit",
             advice=f"ulimit -n {_FILES} (LimitNOFILE= of the unit)",
-        )
-    )
-    few = found.cores < found.cores_online
-    rows.append(
-        Finding(
-            name="cores",
-            hop=_HOP,
-            kind=Kind.COUNT,
-            verdict=Verdict.MEASURED,
-            measured=float(found.cores),
-            note=f"of {found.cores_online}: others are bound away" if few else "all of them",
-        )
-    )
-    return rows
+        ),
+        _cores(found),
+    ]
 
 
 def measure(
@@ -93,21 +94,20 @@ def measure(
 
 
 def _memory(found: Limits, expected: Expected) -> Finding:
-    limited = found.cgroup_bytes is not None and found.cgroup_bytes < found.memory_bytes
-    usable = found.cgroup_bytes if limited else found.memory_bytes
+    limit = found.cgroup_bytes
+    limited = limit is not None and limit < found.memory_bytes
+    usable = limit if limit is not None and limited else found.memory_bytes
     return compare(
         name="host memory",
         hop=_HOP,
         kind=Kind.BYTES,
-        measured=float(usable or 0),
+        measured=float(usable),
         expected=expected,
         field="cluster.host_memory",
-        note=f"a cgroup allows this of {show_bytes(found.memory_bytes)}"
+        note=f"a cgroup allows it of {show_bytes(found.memory_bytes)}" if limited else "all of it",
+        advice="raise the container's memory limit, arenas count towards it"
         if limited
-        else "all of it",
-        advice="raise the container's memory limit: arenas count towards it"
-        if limited
-        else "plan with what is here",
+        else "see that every module is found (dmidecode -t memory), or plan with what is here",
     )
 
 
@@ -119,76 +119,116 @@ def _shared(found: Limits, arena_bytes: float | None) -> Finding:
             hop=_HOP,
             kind=Kind.BYTES,
             verdict=Verdict.OFF,
-            note="there is no shared memory",
-            advice="mount a tmpfs on /dev/shm, or set FOREBAY_RUNTIME_DIR",
+            note="/dev/shm is not there",  # noqa: S108 - where Linux has it
+            advice="mount a tmpfs on /dev/shm, or set FOREBAY_RUNTIME_DIR to one",
         )
-    return _row(
+    return _limit(
         "shared memory",
         Kind.BYTES,
-        float(free),
-        None if arena_bytes is None or free >= arena_bytes else arena_bytes,
-        note=f"free of {show_bytes(found.shared_bytes or 0)}; arenas lie there",
-        advice="enlarge it (mount -o remount,size=..., docker --shm-size, an emptyDir of medium "
-        "Memory), or take fewer slots",
+        free,
+        arena_bytes,
+        "the plan's arenas of a node",
+        note=f"free of {show_bytes(found.shared_bytes or 0)} in /dev/shm; arenas lie there",
+        advice="enlarge it (mount -o remount,size=... /dev/shm; docker --shm-size; an emptyDir of "
+        "medium Memory), or take fewer slots",
     )
 
 
-def _locked(found: Limits, arena_bytes: float | None, pins: bool) -> Finding:
-    have = found.memlock_bytes
-    need = arena_bytes if pins and have is not None and have < (arena_bytes or 2**63) else None
-    if pins and have is not None and arena_bytes is None:
-        need = None
-    return _row(
+def _huge(found: Limits) -> Finding:
+    return Finding(
+        name="huge pages of shared memory",
+        hop=_HOP,
+        kind=Kind.TEXT,
+        verdict=Verdict.MEASURED,
+        note=f"{found.huge_shared or 'not known'}; advise or within_size make copies some 10 to "
+        "20 % faster",
+    )
+
+
+def _locked(found: Limits, pinned_bytes: float | None) -> Finding:
+    return _limit(
         "locked memory",
         Kind.BYTES,
-        None if have is None else float(have),
-        need,
-        note="no limit" if have is None else "soft limit; CUDA pins past it, RDMA does not",
-        advice="ulimit -l unlimited (LimitMEMLOCK=infinity of the unit): RDMA needs it",
+        found.memlock_bytes,
+        pinned_bytes,
+        "the plan's arenas, pinned",
+        note="soft limit; RDMA registers within it, CUDA pins past it",
+        advice="ulimit -l unlimited (LimitMEMLOCK=infinity of the unit; --ulimit memlock=-1)",
     )
 
 
-def _row(
-    name: str, kind: Kind, measured: float | None, short_of: float | None, *, note: str, advice: str
+def _cores(found: Limits) -> Finding:
+    few = found.cores < found.cores_online
+    return Finding(
+        name="cores",
+        hop=_HOP,
+        kind=Kind.COUNT,
+        verdict=Verdict.MEASURED,
+        measured=float(found.cores),
+        note=f"of {found.cores_online}: this process is bound to them" if few else "all of them",
+    )
+
+
+def _limit(
+    name: str,
+    kind: Kind,
+    have: int | None,
+    need: float | None,
+    source: str,
+    *,
+    note: str,
+    advice: str,
 ) -> Finding:
-    """A limit: good, or off where it is short of what is needed."""
-    short = short_of is not None
+    """A limit against what is needed; too low is off, since nothing runs slower: it fails."""
+    if have is None:
+        verdict, note = Verdict.GOOD, "no limit"
+    elif need is None:
+        verdict = Verdict.MEASURED
+    else:
+        verdict = Verdict.GOOD if have >= need else Verdict.OFF
     return Finding(
         name=name,
         hop=_HOP,
         kind=kind,
-        verdict=Verdict.OFF if short else Verdict.GOOD,
-        measured=measured,
-        expected=short_of,
+        verdict=verdict,
+        measured=None if have is None else float(have),
+        expected=None if have is None else need,
+        source="" if need is None or have is None else source,
         note=note,
-        advice=advice if short else "",
+        advice=advice,
     )
 
 
-def _soft(which: int) -> int | None:
-    limit, _ = resource.getrlimit(which)
-    return None if limit == resource.RLIM_INFINITY else limit
-
-
-def _cgroup(root: Path) -> int | None:
-    """The memory limit of this process's cgroup, version 2 or 1; None for none."""
-    own = ""
+def _text(path: Path) -> str:
     try:
-        for line in (root / "proc" / "self" / "cgroup").read_text().splitlines():
-            if line.startswith("0::"):
-                own = line[3:].strip().lstrip("/")
-    except OSError:
-        return None
-    base = root / "sys" / "fs" / "cgroup"
-    for path in (
-        base / own / "memory.max",
-        base / "memory.max",
-        base / "memory" / "memory.limit_in_bytes",
-    ):
-        try:
-            text = path.read_text().strip()
-        except OSError:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _memory_bytes(root: Path) -> int:
+    total = re.search(r"^MemTotal:\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
+    if total is not None:
+        return int(total[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cgroup_bytes(root: Path) -> int | None:
+    """The least memory limit above this process, of cgroups version 2 or 1; None for none."""
+    base = root / "sys/fs/cgroup"
+    found: list[int] = []
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, own = line.split(":", 2)
+        if controllers not in ("", "memory"):
             continue
-        if text.isdigit() and int(text) < 2**60:  # version 1 writes a huge number for none
-            return int(text)
-    return None
+        top, leaf = (
+            (base / "memory", "memory.limit_in_bytes") if controllers else (base, "memory.max")
+        )
+        place = top / own.strip().lstrip("/")
+        for directory in (place, *place.parents):
+            if not directory.is_relative_to(top):
+                break
+            text = _text(directory / leaf).strip()
+            if text.isdigit() and int(text) < _CGROUP_NONE:
+                found.append(int(text))
+    return min(found, default=None)

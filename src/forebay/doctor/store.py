@@ -15,7 +15,7 @@ from pathlib import Path
 from forebay.doctor.deadline import side_by_side, within
 from forebay.doctor.finding import Expected, Finding, Verdict, compare
 from forebay.doctor.samples import summarize
-from forebay.errors import DeadlineError, ForebayError
+from forebay.errors import DeadlineError, DeniedError, ForebayError, StoreError
 from forebay.format.names import probe_key
 from forebay.plan.figure import Kind
 from forebay.storage import direct
@@ -32,6 +32,8 @@ TIMEOUT_S = 30.0
 _HOP = "store"
 _PATIENCE_S = 5.0  # a request that fails is tried again for so long
 _SMALL_BYTES = 4096
+_PAGE = mmap.PAGESIZE
+_FIRST = 16  # the first wave is so many times smaller: it warms up, and says how much to send
 _MOST_SAMPLES = 200
 _MOST_WAVES = 32
 
@@ -93,19 +95,19 @@ class _Visit:
         self._told = told
         self._word = f"doctor-{secrets.token_hex(8)}"
         self._keys: set[str] = set()
-        self._count = 0
+        self._count = self._each = 0
         self._over = threading.Event()
+        self._silent: ForebayError | None = None
 
     def all(self, size_bytes: int) -> list[Finding]:
         """Every line."""
-        page = mmap.PAGESIZE
-        each = max(page, size_bytes // self._objects // page * page)
+        each = max(_PAGE, size_bytes // self._objects // _PAGE * _PAGE)
         there: list[str] = []
         return [
             self._line("put rate", Kind.RATE, lambda: self._put_rate(each, there)),
-            self._line("get rate", Kind.RATE, lambda: self._get_rate(each, there)),
+            self._line("get rate", Kind.RATE, lambda: self._get_rate(there)),
             *(
-                self._line(f"{verb} latency", Kind.SECONDS, partial(self._latency, verb))
+                self._line(f"{verb} latency", Kind.SECONDS, lambda verb=verb: self._latency(verb))
                 for verb in ("put", "head", "get")
             ),
             self._line("exclusive create", Kind.YES_NO, self._exclusive),
@@ -113,10 +115,14 @@ class _Visit:
 
     def _line(self, name: str, kind: Kind, call: Callable[..., Finding]) -> Finding:
         """One line; trouble with it is a finding too."""
+        if self._silent is not None:  # one deadline is waited for, not one for each line
+            return _failed(f"{_HOP} {name}", kind, self._silent)
         self._told(f"{_HOP}: {name} of {self._store.url}")
         try:
             return call()
         except Exception as error:  # noqa: BLE001 - a store of another maker may raise anything
+            if isinstance(error, DeadlineError | DeniedError):
+                self._silent = error
             return _failed(f"{_HOP} {name}", kind, error)
 
     def _key(self, what: str) -> str:
@@ -137,7 +143,12 @@ class _Visit:
         )
         return time.monotonic() - began_s
 
-    def _put_rate(self, each: int, there: list[str]) -> Finding:
+    def _put_rate(self, most: int, there: list[str]) -> Finding:
+        least = max(_PAGE, most // _FIRST // _PAGE * _PAGE)
+        source = _pages(least, fill=True)
+        first_s = self._put_wave(source, there)
+        fitting = round(least * self._seconds / max(first_s, 1e-9)) // _PAGE * _PAGE
+        each = self._each = min(most, max(least, fitting))
         source = _pages(each, fill=True)
         done_bytes, spent_s, waves = 0, 0.0, 0
         while not waves or (spent_s < self._seconds and waves < _MOST_WAVES):
@@ -146,9 +157,7 @@ class _Visit:
                 timeout_s=self._timeout_s,
                 what=f"{self._store.url}: delete",
             )
-            there[:] = [self._key("put") for _ in range(self._objects)]
-            calls = [partial(self._put, key, source) for key in there]
-            spent_s += self._wave(calls, f"{self._objects} objects at once", list(there))
+            spent_s += self._put_wave(source, there)
             done_bytes, waves = done_bytes + each * self._objects, waves + 1
         return compare(
             name="store put rate",
@@ -162,6 +171,15 @@ class _Visit:
             "faster network or mount, and what else writes there",
         )
 
+    def _put_wave(self, source: memoryview, there: list[str]) -> float:
+        """Seconds to write new objects of ``source`` side by side; ``there`` names them then."""
+        there.clear()
+        keys = [self._key("put") for _ in range(self._objects)]
+        calls = [partial(self._put, key, source) for key in keys]
+        spent_s = self._wave(calls, f"{self._objects} objects at once", keys)
+        there[:] = keys
+        return spent_s
+
     def _put(self, key: str, source: memoryview) -> None:
         def check(_: int) -> None:
             if self._over.is_set():  # nobody waits any more: cut it off
@@ -169,12 +187,11 @@ class _Visit:
 
         self._store.put_large(key, source, on_progress=check)
 
-    def _get_rate(self, each: int, there: list[str]) -> Finding:
-        targets = [_pages(each) for _ in there]
-        calls = [
-            partial(self._store.read_into, key, 0, into)
-            for key, into in zip(there, targets, strict=True)
-        ]
+    def _get_rate(self, there: list[str]) -> Finding:
+        if not there:
+            raise StoreError("nothing was written that could be read")
+        each = self._each
+        calls = [partial(self._store.read_into, key, 0, _pages(each)) for key in there]
         done_bytes, spent_s, waves = 0, 0.0, 0
         while not waves or (spent_s < self._seconds and waves < _MOST_WAVES):
             spent_s += self._wave(calls, f"{len(calls)} reads at once", [])
@@ -211,14 +228,7 @@ class _Visit:
         ends_s = time.monotonic() + self._seconds
         while not times_s or (time.monotonic() < ends_s and len(times_s) < _MOST_SAMPLES):
             key = self._key("small") if verb == "put" else shared
-            call: Callable[[], object]
-            if verb == "put":
-                call = partial(self._store.put, key, body)
-            elif verb == "head":
-                call = partial(self._store.head, key)
-            else:
-                call = partial(self._store.get, key, max_bytes=_SMALL_BYTES)
-            times_s.append(self._one(call, verb, key))
+            times_s.append(self._one(self._small(verb, key, body), verb, key))
         seen = summarize(times_s)
         return Finding(
             name=f"store {verb} latency",
@@ -228,6 +238,14 @@ class _Visit:
             measured=seen.median_s,
             note=f"median, {seen}, {show_bytes(_SMALL_BYTES)}",
         )
+
+    def _small(self, verb: str, key: str, body: bytes) -> Callable[[], object]:
+        calls: dict[str, Callable[[], object]] = {
+            "put": lambda: self._store.put(key, body),
+            "head": lambda: self._store.head(key),
+            "get": lambda: self._store.get(key, max_bytes=_SMALL_BYTES),
+        }
+        return calls[verb]
 
     def _one(self, call: Callable[[], object], verb: str, key: str) -> float:
         """Seconds that one small call takes."""
@@ -259,10 +277,8 @@ class _Visit:
             expected=True,
             source="commits need it",
             note=f"{seen.winners} of {seen.creators} creators at once won",
-            advice=""
-            if seen.exclusive
-            else "use a store that honours conditional creates, or --single-writer where only "
-            "one job ever writes to this run",
+            advice="use a store that honours conditional creates, or commit_mode='single-writer' "
+            "where only one job ever writes to this run",
         )
 
     def _delete(self, keys: list[str]) -> None:

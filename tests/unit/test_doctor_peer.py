@@ -179,12 +179,14 @@ def test_data_without_a_session_is_refused(role: str) -> None:
 )
 def test_a_stranger_breaks_nothing(noise: bytes) -> None:
     with listening() as listener:
-        with socket.create_connection((listener.host, listener.port), timeout=10) as stranger:
+        with (
+            socket.create_connection((listener.host, listener.port), timeout=10) as stranger,
+            contextlib.suppress(OSError, StoreError, json.JSONDecodeError),
+        ):  # it may be shown the door at any of these
             stranger.sendall(noise)
             stranger.shutdown(socket.SHUT_WR)
-            with contextlib.suppress(OSError, StoreError, json.JSONDecodeError):
-                while True:
-                    read_frame(stranger)
+            while True:
+                read_frame(stranger)
         assert len(measure(listener.shown)) == 3
 
 

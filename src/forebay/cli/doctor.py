@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from forebay.cli.output import ASIDE, SCREEN, AsJson, say_json
+from forebay.cli.output import ASIDE, NOT_MET, SCREEN, AsJson, say_json, write_text
 from forebay.doctor import device, disk, fastpath, limits, links, memory, peer, report, store
 from forebay.doctor.finding import SLOW_BELOW, Expected, Finding, Verdict, judged
 from forebay.doctor.frames import MOST_STREAMS, parse_address
@@ -23,7 +23,6 @@ from forebay.errors import UsageError
 from forebay.plan.figure import Figure, Kind
 from forebay.units import parse_bytes, parse_fraction, parse_seconds
 
-_FAILED = 6
 _STYLES = {
     Verdict.GOOD: "green",
     Verdict.SLOW: "bold red",
@@ -188,7 +187,7 @@ def doctor(
     else:
         _show(found, expected)
     if not holds:
-        raise typer.Exit(_FAILED)
+        raise typer.Exit(NOT_MET)
 
 
 def _local(
@@ -239,12 +238,7 @@ def _read(parse: Callable[[str], float], text: str, flag: str) -> float:
 
 
 def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"--write {path}: {error.strerror}: name a file that can be written"
-        ) from None
+    write_text(path, text, "--write")
     _told(f"written: {path}; forebay plan --file {path} takes it")
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import datetime
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 from rich.console import Console
 
+from forebay.errors import UsageError
+
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+NOT_MET = 6
+"""Exit status of `plan` and `doctor` when something is not as it has to be."""
 
 SCREEN = Console()
 ASIDE = Console(stderr=True)
@@ -20,6 +26,16 @@ def say_json(document: object) -> None:
     """Print one JSON document."""
     data = msgspec.json.format(msgspec.json.encode(document, enc_hook=_plain), indent=1)
     sys.stdout.write(data.decode() + "\n")
+
+
+def write_text(path: Path, text: str, flag: str) -> None:
+    """Write a file that a flag named. Raises UsageError naming the flag."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{flag} {path}: {error.strerror}: name a file that can be written"
+        ) from None
 
 
 def say_error(text: str) -> None:

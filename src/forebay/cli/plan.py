@@ -11,23 +11,22 @@ import yaml
 from rich.table import Table
 from rich.text import Text
 
-from forebay.cli.output import ASIDE, SCREEN, say_json
+from forebay.cli.output import ASIDE, NOT_MET, SCREEN, say_json, write_text
 from forebay.errors import UsageError
 from forebay.plan import presets
 from forebay.plan.arithmetic import Plan, best_cadence_of, work, work_fleet
 from forebay.plan.chain import chain_of
 from forebay.plan.document import document_of, inputs_of
 from forebay.plan.figure import Figure, Kind
-from forebay.plan.fleet import Fleet, whole
+from forebay.plan.fleet import Fleet
 from forebay.plan.inputs import FIELDS
 from forebay.plan.resolve import RESTART, read_file, read_flags, resolve
 from forebay.plan.solve import Solution, bound_text, solve
 from forebay.plan.vary import POINTS, Sweep, sweep
-from forebay.plan.verdict import conditions_of, goals_of, needs
+from forebay.plan.verdict import conditions_of, goals_of, holds, needs
 from forebay.units import show_count, show_flops, show_fraction, show_seconds
 
-_FAILED = 6
-_OWN_FLAGS = {f"{section}.{RESTART.key}": RESTART for section in ("failures",)}
+_OWN_FLAGS = {f"failures.{RESTART.key}": RESTART}
 
 
 class _Once(yaml.SafeLoader):
@@ -80,8 +79,8 @@ def plan(**given: Any) -> None:
         say_json(document_of(worked, fleet, solutions, sweeps))
     else:
         _show(worked, fleet, solutions, sweeps, given["inputs"])
-    if not all(condition.holds for condition in conditions_of(worked)):
-        raise typer.Exit(_FAILED)
+    if not holds(worked):
+        raise typer.Exit(NOT_MET)
 
 
 def _write_page(
@@ -99,12 +98,7 @@ def _write_page(
         raise UsageError(
             f"--html: {error.name} is not installed: pip install 'forebay[report]'"
         ) from None
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"--html {path}: {error.strerror}: name a file that can be written"
-        ) from None
+    write_text(path, text, "--html")
     ASIDE.print(f"report: {path}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -131,8 +125,7 @@ def _show(
     )
     for each in conditions_of(worked):
         mark = Text("holds", style="green") if each.holds else Text("FAILS", style="bold red")
-        why = each.why if each.holds else f"{each.why}. Change: {each.change}"
-        table.add_row(each.name, each.need_text, each.have_text, mark, why)
+        table.add_row(each.name, each.need_text, each.have_text, mark, each.words)
     SCREEN.print(table)
     table = _table("tiers", "tier", "survives", "every", "best", "there after", "failures", "loss")
     for tier in worked.tiers:
@@ -178,12 +171,12 @@ def _show_fleet(worked: Plan, fleet: Fleet) -> None:
     table.add_row(
         "with losses",
         f"/ goodput {show_fraction(worked.goodput)}",
-        f"{show_seconds(fleet.train_s)}, {show_count(whole(fleet.gpu_hours))} GPU-hours",
+        fleet.train_text,
     )
     table.add_row(
         "added by them",
         "",
-        f"{show_seconds(fleet.added_s)}, {show_count(whole(fleet.gpu_hours_added))} GPU-hours",
+        fleet.added_text,
     )
     for mfu, train_s in fleet.mfu_sensitivity:
         table.add_row(f"... at MFU {show_fraction(mfu)}", "", show_seconds(train_s))
@@ -212,7 +205,6 @@ def _swept(found: Sweep) -> Table:
     )
     for value, each in zip(found.values, found.plans, strict=True):
         lost = each.losses
-        holds = all(condition.holds for condition in conditions_of(each))
         table.add_row(
             show(value),
             show_fraction(lost.pause),
@@ -220,7 +212,7 @@ def _swept(found: Sweep) -> Table:
             show_fraction(lost.restart),
             show_fraction(lost.total),
             show_seconds(each.drain.seconds),
-            "hold" if holds else "fail",
+            "hold" if holds(each) else "fail",
         )
     return table
 

@@ -33,7 +33,6 @@ class Pause:
     """The largest shard at the rate of the copy: a typical rank."""
     tail_s: float
     """What the slowest rank takes longer, in the stated quantile of saves."""
-    mean_tail_s: float
     total_s: float
     given: bool
     loss_fraction: float
@@ -142,31 +141,38 @@ def work_fleet(plan: Plan) -> Fleet:
     return fleet_of(plan.inputs, plan.goodput, at)
 
 
-def disturbance(inputs: Inputs, tiers: tuple[Tier, ...], cadence_s: float) -> float:
-    """What the drains cost at a near cadence, a part of the run."""
+def disturbance_s(inputs: Inputs, tiers: tuple[Tier, ...], cadence_s: float) -> float:
+    """What the drains of one near cadence cost, in seconds of steps."""
     checkpoint = inputs.checkpoint
-    cost_s = disturbed_s(
+    return disturbed_s(
         tiers,
         near_s=checkpoint.cadence_s,
         cadence_s=cadence_s,
         interference=checkpoint.interference,
     )
-    return cost_s / cadence_s
 
 
 def goodput_of(
     inputs: Inputs, tiers: tuple[Tier, ...], levels: tuple[Level, ...], pause_s: float
 ) -> float:
     """Exact goodput of these levels; what drains disturb counts as if it were pause."""
-    cadence_s = levels[0].cadence_s
-    disturbed = disturbance(inputs, tiers, cadence_s) * cadence_s
-    return losses.goodput(levels, pause_s=pause_s + disturbed, mtbf_s=inputs.failures.mtbf_s)
+    cost_s = pause_s + disturbance_s(inputs, tiers, levels[0].cadence_s)
+    return losses.goodput(levels, pause_s=cost_s, mtbf_s=inputs.failures.mtbf_s)
 
 
 def cost_of(inputs: Inputs, tiers: tuple[Tier, ...], pause_s: float) -> float:
     """What one more checkpoint costs, in seconds: the pause, and what its near copies disturb."""
     near_s = inputs.checkpoint.cadence_s
     return pause_s + sum(tier.disturbs_s for tier in tiers if is_near(tier, near_s))
+
+
+def mean_tail_s(plan: Plan) -> float:
+    """What the slowest rank takes longer than a typical one on average, in seconds."""
+    checkpoint, copy_s = plan.inputs.checkpoint, plan.pause.copy_s
+    mean_s = tail.mean_slowest_s(
+        copy_s, ranks=plan.sizes.writers, tail=checkpoint.tail, spread=checkpoint.spread
+    )
+    return mean_s - copy_s
 
 
 def best_cadence_of(plan: Plan, tier: Tier) -> float | None:
@@ -194,9 +200,6 @@ def _pause(inputs: Inputs, sizes: Sizes, copy: Hop) -> Pause:
         spread=checkpoint.spread,
         quantile=checkpoint.quantile,
     )
-    mean = tail.mean_slowest_s(
-        copy.seconds, ranks=sizes.writers, tail=checkpoint.tail, spread=checkpoint.spread
-    )
     total = checkpoint.fixed_s + slowest
     if checkpoint.pause_s is not None:
         total = checkpoint.pause_s
@@ -204,7 +207,6 @@ def _pause(inputs: Inputs, sizes: Sizes, copy: Hop) -> Pause:
         fixed_s=checkpoint.fixed_s,
         copy_s=copy.seconds,
         tail_s=slowest - copy.seconds,
-        mean_tail_s=mean - copy.seconds,
         total_s=total,
         given=checkpoint.pause_s is not None,
         loss_fraction=total / checkpoint.cadence_s,
@@ -225,11 +227,12 @@ def _losses(
     inputs: Inputs, tiers: tuple[Tier, ...], levels: tuple[Level, ...], pause: Pause, good: float
 ) -> Losses:
     rework, restart = losses.first_order(levels, mtbf_s=inputs.failures.mtbf_s)
+    cadence_s = inputs.checkpoint.cadence_s
     return Losses(
         pause=pause.loss_fraction,
         rework=rework,
         restart=restart,
-        interference=disturbance(inputs, tiers, inputs.checkpoint.cadence_s),
+        interference=disturbance_s(inputs, tiers, cadence_s) / cadence_s,
         total=1 - good,
     )
 

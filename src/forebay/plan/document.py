@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from forebay.plan.arithmetic import Plan, best_cadence_of
+from forebay.plan.arithmetic import Plan, best_cadence_of, mean_tail_s
 from forebay.plan.chain import chain_of
 from forebay.plan.fleet import Fleet
 from forebay.plan.inputs import FIELDS, Inputs, value_of
 from forebay.plan.solve import Solution
 from forebay.plan.vary import Sweep
-from forebay.plan.verdict import conditions_of, goals_of, needs, way_to_goal
+from forebay.plan.verdict import conditions_of, goals_of, holds, needs, way_to_goal
 
 
 def document_of(
@@ -19,7 +19,6 @@ def document_of(
 ) -> dict[str, Any]:
     """All of the plan. Times in seconds, sizes in bytes, losses as parts of 1."""
     sizes, drain, cadence = plan.sizes, plan.drain, plan.cadence
-    conditions = conditions_of(plan)
     return {
         "title": plan.inputs.title,
         "checkpoint_bytes": sizes.checkpoint_bytes,
@@ -28,7 +27,7 @@ def document_of(
         "largest_gpu_bytes": sizes.largest_gpu_bytes,
         "writers": sizes.writers,
         "sync": asdict(plan.sync),
-        "pause": asdict(plan.pause),
+        "pause": {**asdict(plan.pause), "mean_tail_s": mean_tail_s(plan)},
         "hops": [
             {
                 "name": hop.name,
@@ -70,9 +69,9 @@ def document_of(
                 "why": each.why,
                 "change": None if each.holds else each.change,
             }
-            for each in conditions
+            for each in conditions_of(plan)
         ],
-        "holds": all(each.holds for each in conditions),
+        "holds": holds(plan),
         "goals": [asdict(goal) for goal in goals_of(plan)],
         "way_to_goal": None if (way := way_to_goal(plan)) is None else asdict(way),
         "needs": needs(plan),
@@ -130,7 +129,7 @@ def _sweep(sweep: Sweep) -> dict[str, Any]:
                 "goodput": plan.goodput,
                 "drain_s": plan.drain.seconds,
                 "drain_fits": plan.drain.fits_cadence,
-                "holds": all(condition.holds for condition in conditions_of(plan)),
+                "holds": holds(plan),
             }
             for value, plan in zip(sweep.values, sweep.plans, strict=True)
         ],

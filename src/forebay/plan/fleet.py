@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from forebay.plan.inputs import Inputs
+from forebay.units import show_count, show_seconds
 
 HOUR_S = 3600.0
 _MFU_STEPS = (-0.05, -0.02, -0.01, 0.01, 0.02, 0.05)
@@ -30,10 +31,15 @@ class Fleet:
     gpus_for_deadline: int | None
     """Fewest GPUs, in whole replicas of the model, that meet the deadline; None: no number does."""
 
+    @property
+    def train_text(self) -> str:
+        """Time and GPU-hours with losses, for people."""
+        return _spent(self.train_s, self.gpu_hours)
 
-def whole(hours: float) -> float:
-    """Rounded for people; endless stays endless."""
-    return hours if math.isinf(hours) else round(hours)
+    @property
+    def added_text(self) -> str:
+        """What the losses add to both, for people."""
+        return _spent(self.added_s, self.gpu_hours_added)
 
 
 def ideal_s(inputs: Inputs, gpus: int, mfu: float) -> float:
@@ -76,6 +82,11 @@ def replica_gpus(inputs: Inputs) -> int:
     while replica % per_node:
         replica += layout.tp * layout.pp * layout.cp
     return replica
+
+
+def _spent(seconds: float, gpu_hours: float) -> str:
+    hours = gpu_hours if math.isinf(gpu_hours) else round(gpu_hours)
+    return f"{show_seconds(seconds)}, {show_count(hours)} GPU-hours"
 
 
 def _gpus_for(

@@ -12,6 +12,10 @@ from typing import Any
 
 from forebay.plan.figure import Given, Kind, Value
 
+TIERS = ("memory", "local", "peer", "durable")
+"""From the nearest; each has a share of the failures and a restart of its own."""
+SHAPE = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "experts", "tied")
+"""What parameters may follow from."""
 WRITERS = ("every", "replica")
 TAILS = ("none", "normal", "lognormal", "exponential")
 WINDOWS = ("busy", "drain")

@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from forebay.plan import losses
-from forebay.plan.arithmetic import Plan, disturbance, goodput_of
+from forebay.plan.arithmetic import Plan, disturbance_s, goodput_of
 from forebay.plan.figure import Kind
 from forebay.plan.vary import Sweep
 from forebay.units import show_bytes, show_fraction, show_seconds
@@ -43,7 +43,7 @@ def losses_against_cadence(plan: Plan) -> Any:
     for cadence_s in cadences:
         levels = losses.at_cadence(plan.levels, cadence_s)
         rework, restart = losses.first_order(levels, mtbf_s=mtbf_s)
-        disturbed = disturbance(inputs, plan.tiers, cadence_s)
+        disturbed = disturbance_s(inputs, plan.tiers, cadence_s) / cadence_s
         parts = (plan.pause.total_s / cadence_s, rework, restart, disturbed)
         for name, part in zip(rows, parts, strict=True):
             rows[name].append(min(part, 1.0))

@@ -11,11 +11,11 @@ from forebay.plan.arithmetic import Plan, best_cadence_of
 from forebay.plan.chain import chain_of
 from forebay.plan.document import inputs_of
 from forebay.plan.figure import Kind
-from forebay.plan.fleet import Fleet, whole
+from forebay.plan.fleet import Fleet
 from forebay.plan.solve import Solution, bound_text
 from forebay.plan.vary import Sweep
 from forebay.plan.verdict import conditions_of, goals_of, needs
-from forebay.units import show_count, show_fraction, show_seconds
+from forebay.units import show_fraction, show_seconds
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 1080px;
@@ -30,7 +30,6 @@ p.sub { color: #59636e; margin: .2rem 0 1.2rem }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th { text-align: left; color: #59636e; font-weight: 600 }
 th, td { padding: .3rem .7rem .3rem 0; vertical-align: top; border-bottom: 1px solid #e8ebef }
-td.unbroken { white-space: nowrap }
 td:last-child { overflow-wrap: anywhere }
 .yes, .no, .needs { font-weight: 600 }
 .yes { color: #1a7f37 } .no { color: #cf222e } .needs { color: #9a6700 }
@@ -70,7 +69,7 @@ def page_of(
                     each.need_text,
                     each.have_text,
                     _mark(each.holds),
-                    _why(each.why, each.change, each.holds),
+                    each.words,
                 )
                 for each in conditions
             ),
@@ -152,11 +151,11 @@ def _fleet(plan: Plan, fleet: Fleet) -> list[tuple[str, str]]:
         ("without losses", show_seconds(fleet.ideal_s)),
         (
             f"at goodput {show_fraction(plan.goodput)}",
-            f"{show_seconds(fleet.train_s)}, {show_count(whole(fleet.gpu_hours))} GPU-hours",
+            fleet.train_text,
         ),
         (
             "added by checkpoints and failures",
-            f"{show_seconds(fleet.added_s)}, {show_count(whole(fleet.gpu_hours_added))} GPU-hours",
+            fleet.added_text,
         ),
     ]
     rows += [
@@ -187,10 +186,6 @@ class _Html(str):
 
 def _mark(holds: bool) -> _Html:
     return _Html(f'<span class="{"yes" if holds else "no"}">{"holds" if holds else "fails"}</span>')
-
-
-def _why(why: str, change: str, holds: bool) -> str:
-    return why if holds else f"{why}. Change: {change}"
 
 
 def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

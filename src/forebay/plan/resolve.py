@@ -11,16 +11,16 @@ from forebay.errors import UsageError
 from forebay.plan import presets
 from forebay.plan.content import CONTENTS, content_bytes, count_params
 from forebay.plan.figure import Figure, Given, Kind, Value
-from forebay.plan.inputs import FIELDS, SECTIONS, Inputs
+from forebay.plan.inputs import FIELDS, SECTIONS, SHAPE, TIERS, Inputs
 
 DAY_S = 86400.0
 _SHORTEST_MTBF_S, _LONGEST_MTBF_S = 1.0, 1e12
 
-_SHAPE = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "experts", "tied")
 _NEEDED = ("layers", "hidden", "ffn", "heads", "vocab")
-_RESTARTS = ("memory", "local", "peer", "durable")
-_SHARES = tuple(f"failures.share_{tier}" for tier in _RESTARTS)
+_SHARES = tuple(f"failures.share_{tier}" for tier in TIERS)
 _PRESET = "preset"
+FOLLOWS_CADENCE = "the cadence"
+"""The source of a cadence that was not given."""
 RESTART = Given(
     key="restart", kind=Kind.SECONDS, help="Restart from any tier: detect, replace, load."
 )
@@ -127,7 +127,7 @@ def _inputs(title: str, found: Mapping[str, _Found]) -> Inputs:
 
 def _settle_model(found: dict[str, _Found]) -> None:
     """Parameters from the shape, and bytes from the content, where those were given last."""
-    shape = {key: found[f"model.{key}"] for key in _SHAPE if f"model.{key}" in found}
+    shape = {key: found[f"model.{key}"] for key in SHAPE if f"model.{key}" in found}
     params = found.get("model.params")
     newest = max((each.layer for each in shape.values()), default=-1)
     if params is None or newest > params.layer:
@@ -198,7 +198,7 @@ def _settle_times(found: dict[str, _Found]) -> None:
     """Cadences of the outer tiers, and rates that a preset left out."""
     cadence = found["checkpoint.cadence"]
     for key in ("peer_cadence", "durable_cadence"):
-        each = found.setdefault(f"checkpoint.{key}", _Found(cadence.value, "the cadence", 1))
+        each = found.setdefault(f"checkpoint.{key}", _Found(cadence.value, FOLLOWS_CADENCE, 1))
         if float(each.value) < float(cadence.value):
             raise UsageError(
                 f"{key.replace('_', '-')}: expected the cadence {cadence.value:g} s or more, found "
@@ -246,7 +246,7 @@ def _whole(found: Mapping[str, _Found], name: str) -> int:
 def _targets(section: str, key: str, where: str) -> list[tuple[str, Given]]:
     """The fields that a key sets."""
     if (section, key) == ("failures", RESTART.key):
-        return [(f"failures.restart_{tier}", RESTART) for tier in _RESTARTS]
+        return [(f"failures.restart_{tier}", RESTART) for tier in TIERS]
     full = f"{section}.{key}"
     if full not in FIELDS:
         known = [name.partition(".")[2] for name in FIELDS if name.startswith(f"{section}.")]

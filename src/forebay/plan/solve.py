@@ -9,7 +9,7 @@ from forebay.plan.arithmetic import work
 from forebay.plan.fleet import replica_gpus
 from forebay.plan.inputs import Inputs, value_of
 from forebay.plan.vary import Variable, at, variable
-from forebay.plan.verdict import conditions_of
+from forebay.plan.verdict import holds
 from forebay.units import show_fraction, show_seconds
 
 _GRID = 200
@@ -103,7 +103,7 @@ def _checks(inputs: Inputs) -> dict[str, bool]:
         "drain": plan.drain.fits_cadence,
         "sync_loss": plan.sync.loss_fraction < checkpoint.goal,
         "total_loss": plan.losses.total < checkpoint.goal,
-        "conditions": all(condition.holds for condition in conditions_of(plan)),
+        "conditions": holds(plan),
     }
 
 

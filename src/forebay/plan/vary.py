@@ -10,18 +10,16 @@ from forebay.errors import UsageError
 from forebay.plan.arithmetic import Plan, with_gpus, work
 from forebay.plan.figure import Given, Kind
 from forebay.plan.fleet import replica_gpus
-from forebay.plan.inputs import FIELDS, Inputs, value_of
-from forebay.plan.resolve import DAY_S, RESTART
+from forebay.plan.inputs import FIELDS, SHAPE, TIERS, Inputs, value_of
+from forebay.plan.resolve import DAY_S, FOLLOWS_CADENCE, RESTART
 
 POINTS = 25
 _TIED = ("checkpoint.peer_cadence", "checkpoint.durable_cadence")
-_SHAPE = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "experts")
 _FOLLOW = {  # others must change with these: give them as flags, where all of it is checked
-    *(f"model.{key}" for key in _SHAPE),
-    *(f"failures.share_{tier}" for tier in ("memory", "local", "peer", "durable")),
+    *(f"model.{key}" for key in SHAPE),
+    *(f"failures.share_{tier}" for tier in TIERS),
     *("cluster.gpus_per_node", "checkpoint.quantile"),
 }
-_TIED_SOURCE = "the cadence"
 _NUMERIC = set(Kind) - {Kind.TEXT, Kind.YES_NO}
 
 
@@ -75,14 +73,14 @@ def at(inputs: Inputs, what: Variable, value: float) -> Inputs:
         return with_gpus(inputs, max(1, round(value / step)) * step)
     changes: dict[str, Any] = {}
     if key == RESTART.key:
-        changes = {f"restart_{tier}_s": value for tier in ("memory", "local", "peer", "durable")}
+        changes = {f"restart_{tier}_s": value for tier in TIERS}
     else:
         whole = what.given.kind is Kind.WHOLE
         changes[FIELDS[what.name][0]] = max(1, round(value)) if whole else value
     if what.name == "checkpoint.cadence":
         for name in _TIED:
             attribute = FIELDS[name][0]
-            tied = inputs.sources.get(name) == _TIED_SOURCE
+            tied = inputs.sources.get(name) == FOLLOWS_CADENCE
             longer = max(value, float(value_of(inputs, name) or 0))
             changes[attribute] = value if tied else longer
     elif what.name == "failures.mtbf":

@@ -36,6 +36,11 @@ class Condition:
         return f"{'at most' if self.most else 'at least'} {self.kind.show(self.need)}"
 
     @property
+    def words(self) -> str:
+        """Why, and where it fails what to change."""
+        return self.why if self.holds else f"{self.why}. Change: {self.change}"
+
+    @property
     def have_text(self) -> str:
         """Have with its unit."""
         return self.kind.show(self.have)
@@ -62,6 +67,11 @@ class Way:
     durable_cadence_s: float
     total_at_best: float
     text: str
+
+
+def holds(plan: Plan) -> bool:
+    """Whether every condition holds."""
+    return all(condition.holds for condition in conditions_of(plan))
 
 
 def conditions_of(plan: Plan) -> tuple[Condition, ...]:

@@ -99,8 +99,8 @@ def parse_fraction(text: str) -> float:
 def show_bytes(count: float) -> str:
     """Bytes with an SI unit and three significant figures: ``'6.48 TB'``."""
     value = float(count)
-    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
-        if abs(value) < 999.5 or unit == "PB":
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB", "EB", "ZB"):
+        if abs(value) < 999.5 or unit == "ZB":
             return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}"
         value /= 1000
     raise AssertionError("unreachable")

@@ -83,6 +83,8 @@ def test_a_condition_that_fails_is_status_6_and_no_error() -> None:
         ("--gpus", "16385"),
         ("--tp", "3"),
         ("--preset", "gpt2"),
+        ("--preset", ""),
+        ("--sweep", "cadence=1min:2min", "--points", "100000"),
         ("--file", "/nowhere/at/all.yaml"),
         ("--sweep", "cadence=1min"),
         ("--solve", "happiness"),
@@ -170,6 +172,7 @@ def test_the_plan_loads_nothing_heavy() -> None:
         "try:\n main()\n"
         "except SystemExit as end:\n assert not end.code, end.code\n"
         "names = {'torch', 'numpy', 'pyarrow', 'plotly', 'obstore', 'botocore'}\n"
+        "names |= {'rich.console', 'yaml'}\n"
         "heavy = names & set(sys.modules)\n"
         "sys.exit(f'loaded: {heavy}' if heavy else 0)\n"
     )

@@ -62,6 +62,7 @@ def of(**flags: str) -> Inputs:
         ),
         ({"model.content": "weights=bf17"}, r"^content: unknown dtype 'bf17'"),
         ({"model.content": "wieghts=bf16"}, r"^content: unknown part 'wieghts'"),
+        ({"model.content": "weights=bf16,weights=fp32"}, r"^content: 'weights' stands twice"),
         ({"model.content": "16 bytes"}, r"^content: expected parts such as"),
         ({"model.content": "14", "model.bytes_per_param": "12"}, r"is not 12 bytes a parameter$"),
         ({"model.bytes_per_param": "16B"}, r"^--bytes-per-param: expected a bare number"),
@@ -86,6 +87,8 @@ def test_one_line_for_what_cannot_be(flags: dict[str, str], line: str) -> None:
             r"^f.yaml: cluster.d2h: expected a value, or value and source",
         ),
         ("cluster: {d2h: [1, 2]}", r"^f.yaml: cluster.d2h: expected a rate such as 55GB/s"),
+        ("preset:", r"^f.yaml: preset: expected the name of a preset, found None$"),
+        ("storage: {preset: 3}", r"^f.yaml: storage.preset: expected the name of a preset"),
         ("just words", r"^f.yaml: expected fields and values"),
         (
             "checkpoint: {cadence: 1:30}",

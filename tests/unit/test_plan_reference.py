@@ -146,7 +146,9 @@ def test_a_cadence_shorter_than_the_drain_is_a_condition_that_fails() -> None:
         ({"cluster.nvme_capacity": "10GB"}, {"room on local disks"}),
         ({"failures.mtbf": "60s"}, {"progress"}),
         ({"cluster.nvme": "1MB/s"}, {"free slot", "local disks"}),
-        ({"cluster.peer": "1MB/s"}, {"link to the peer", "free slot"}),
+        ({"cluster.peer": "1MB/s"}, {"link to the peer", "free slot", "restart"}),
+        ({"failures.restart_durable": "1min"}, {"restart"}),
+        ({"failures.restart_durable": "1min", "failures.share_durable": "0%"}, set()),
     ],
     ids=lambda each: next(iter(each)) if isinstance(each, dict) else None,
 )

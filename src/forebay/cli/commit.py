@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli.output import SCREEN, AsJson, say_json
+from forebay.cli.output import AsJson, say_json
+from forebay.cli.screen import SCREEN
 from forebay.commit.publish import finish
 from forebay.format.names import check_step
 from forebay.reader import Run

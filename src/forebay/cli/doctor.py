@@ -14,7 +14,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from forebay.cli.output import ASIDE, NOT_MET, SCREEN, AsJson, say_json, write_text
+from forebay.cli.output import NOT_MET, AsJson, say_aside, say_json, write_text
+from forebay.cli.screen import SCREEN
 from forebay.doctor import device, disk, fastpath, limits, links, memory, peer, report, store
 from forebay.doctor.finding import SLOW_BELOW, Expected, Finding, Verdict, judged
 from forebay.doctor.frames import MOST_STREAMS, parse_address
@@ -52,7 +53,7 @@ def _expectations(
     """
     if not here and preset is None and cluster is None and storage is None and file is None:
         return _Plan(expected={}, arena_bytes=None)
-    from forebay.cli.plan import read_yaml
+    from forebay.cli.plan_file import read_yaml
     from forebay.plan.arithmetic import work
     from forebay.plan.inputs import FIELDS, value_of
     from forebay.plan.resolve import resolve
@@ -243,7 +244,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _told(line: str) -> None:
-    ASIDE.print(line, markup=False, highlight=False, soft_wrap=True)
+    say_aside(line)
 
 
 def _show(found: list[Finding], expected: Expected) -> None:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
 
 from forebay.errors import UsageError
 
@@ -17,9 +16,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdou
 
 NOT_MET = 6
 """Exit status of `plan` and `doctor` when something is not as it has to be."""
-
-SCREEN = Console()
-ASIDE = Console(stderr=True)
 
 
 def say_json(document: object) -> None:
@@ -36,6 +32,11 @@ def write_text(path: Path, text: str, flag: str) -> None:
         raise UsageError(
             f"{flag} {path}: {error.strerror}: name a file that can be written"
         ) from None
+
+
+def say_aside(text: str) -> None:
+    """One line on stderr that is no error."""
+    sys.stderr.write(text + "\n")
 
 
 def say_error(text: str) -> None:

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from forebay.cli.output import SCREEN, AsJson, say_json
+from forebay.cli.output import AsJson, say_json
+from forebay.cli.screen import SCREEN
 from forebay.commit.reclaim import delete_step
 from forebay.commit.retain import decide
 from forebay.config import Keep

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from forebay.cli.output import SCREEN, AsJson, say_json, when
+from forebay.cli.output import AsJson, say_json, when
+from forebay.cli.screen import SCREEN
 from forebay.reader import Run
 from forebay.units import show_bytes
 

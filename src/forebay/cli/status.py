@@ -9,7 +9,8 @@ import msgspec
 import typer
 from rich.table import Table
 
-from forebay.cli.output import SCREEN, AsJson, say_json, when
+from forebay.cli.output import AsJson, say_json, when
+from forebay.cli.screen import SCREEN
 from forebay.config import runtime_directory
 from forebay.drain.agent import ask, read_config
 from forebay.errors import AgentError, ForebayError

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from forebay.cli.output import ASIDE, SCREEN, AsJson, say_json
+from forebay.cli.output import AsJson, say_json
+from forebay.cli.screen import ASIDE, SCREEN
 from forebay.commit.verify import Finding, verify_step
 from forebay.errors import DamagedError, UsageError
 from forebay.reader import Run

@@ -34,7 +34,9 @@ def content_bytes(text: str) -> float:
     Raises UsageError.
     """
     total = 0.0
-    for part in CONTENTS.get(text, text).split(","):
+    seen: set[str] = set()
+    bare = text.strip().removesuffix(".0")  # a number in a file
+    for part in CONTENTS.get(bare, text).split(","):
         found = _PART.fullmatch(part.strip().lower())
         if found is None:
             raise UsageError(
@@ -44,6 +46,9 @@ def content_bytes(text: str) -> float:
         name, times, dtype = found.groups()
         if name not in PARTS:
             raise UsageError(f"content: unknown part {name!r}, expected {', '.join(PARTS)}")
+        if name in seen:
+            raise UsageError(f"content: {name!r} stands twice in {text!r}: name each part once")
+        seen.add(name)
         if dtype not in DTYPE_BYTES:
             raise UsageError(f"content: unknown dtype {dtype!r}, expected {', '.join(DTYPE_BYTES)}")
         total += DTYPE_BYTES[dtype] * int(times or 1)

@@ -290,11 +290,13 @@ def store(name: str, nodes: int) -> Preset:
 DEFAULT_MODEL, DEFAULT_CLUSTER, DEFAULT_STORE = "llama3-405b", "dgx-h100", "reference"
 
 
-def find(kind: str, name: str, among: Iterable[str]) -> str:
-    """The full name of a preset: it, or what follows its first dash (``405b``).
+def find(kind: str, name: str | None, default: str, among: Iterable[str]) -> str:
+    """The full name of a preset: it, or what follows its first dash (``405b``); None: the default.
 
     Raises UsageError.
     """
+    if name is None:
+        return default
     wanted = name.strip().lower()
     for full in among:
         if wanted in (full, full.partition("-")[2]):

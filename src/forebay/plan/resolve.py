@@ -44,7 +44,7 @@ def read_file(document: object, name: str) -> tuple[dict[str, str], dict[str, Fi
     figures: dict[str, Figure] = {}
     for section, content in _mapping(document, name).items():
         if section == _PRESET:
-            chosen["model"] = str(content)
+            chosen["model"] = _preset(content, f"{name}: {_PRESET}")
             continue
         if section not in SECTIONS:
             raise UsageError(f"{name}: unknown section {section!r}{_near(section, SECTIONS)}")
@@ -53,7 +53,7 @@ def read_file(document: object, name: str) -> tuple[dict[str, str], dict[str, Fi
             raw = fields[key]
             where = f"{name}: {section}.{key}"
             if key == _PRESET and section in ("model", "cluster", "storage"):
-                chosen[section] = str(raw)
+                chosen[section] = _preset(raw, where)
                 continue
             source, value = f"given in {name}", raw
             if isinstance(raw, Mapping):
@@ -63,6 +63,12 @@ def read_file(document: object, name: str) -> tuple[dict[str, str], dict[str, Fi
             for full, given in _targets(section, key, where):
                 figures[full] = Figure(value=given.read(value, where), source=source)
     return chosen, figures
+
+
+def _preset(raw: object, where: str) -> str:
+    if not isinstance(raw, str) or not raw.strip():
+        raise UsageError(f"{where}: expected the name of a preset, found {raw!r}")
+    return raw
 
 
 def read_flags(flags: Mapping[str, str]) -> dict[str, Figure]:
@@ -96,9 +102,9 @@ def resolve(
 
     over = {**(file or {}), **(flags or {})}
     bare = model is None and "model.params" in over
-    model_name = presets.find("model", model or presets.DEFAULT_MODEL, presets.MODELS)
-    cluster_name = presets.find("cluster", cluster or presets.DEFAULT_CLUSTER, presets.CLUSTERS)
-    store_name = presets.find("storage", storage or presets.DEFAULT_STORE, presets.STORE_NAMES)
+    model_name = presets.find("model", model, presets.DEFAULT_MODEL, presets.MODELS)
+    cluster_name = presets.find("cluster", cluster, presets.DEFAULT_CLUSTER, presets.CLUSTERS)
+    store_name = presets.find("storage", storage, presets.DEFAULT_STORE, presets.STORE_NAMES)
     lay(0, presets.DEFAULTS)
     lay(1, presets.MODELS[model_name])
     lay(1, presets.CLUSTERS[cluster_name])

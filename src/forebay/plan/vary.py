@@ -14,6 +14,7 @@ from forebay.plan.inputs import FIELDS, SHAPE, TIERS, Inputs, value_of
 from forebay.plan.resolve import DAY_S, FOLLOWS_CADENCE, RESTART
 
 POINTS = 25
+_MOST_POINTS = 1000
 _TIED = ("checkpoint.peer_cadence", "checkpoint.durable_cadence")
 _FOLLOW = {  # others must change with these: give them as flags, where all of it is checked
     *(f"model.{key}" for key in SHAPE),
@@ -108,8 +109,8 @@ def sweep(inputs: Inputs, text: str, *, points: int = POINTS) -> Sweep:
         raise UsageError(
             f"--sweep: expected VARIABLE=FROM:TO such as cadence=1min:60min, found {text!r}"
         )
-    if points < 2:
-        raise UsageError(f"--points: expected 2 or more, found {points}")
+    if not 2 <= points <= _MOST_POINTS:
+        raise UsageError(f"--points: expected 2 to {_MOST_POINTS}, found {points}")
     what = variable(key)
     low, high = (_positive(what, end) for end in (first, last))
     if not low < high:

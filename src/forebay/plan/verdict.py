@@ -207,6 +207,20 @@ def conditions_of(plan: Plan) -> tuple[Condition, ...]:
                 "more prefixes, larger parts, or a slower drain",
             )
         )
+    # the one of those in use whose restart leaves the least beside its reading
+    tier = max(
+        (each for each in plan.tiers if each.share), key=lambda one: one.load_s / one.restart_s
+    )
+    found.append(
+        _least(
+            "restart",
+            tier.load_s,
+            tier.restart_s,
+            Kind.SECONDS,
+            f"a restart from the {tier.name} tier reads the checkpoint back, all nodes at once",
+            f"expect a longer restart from the {tier.name} tier, or read faster",
+        )
+    )
     found.append(
         _least(
             "progress",

@@ -146,7 +146,8 @@ def test_bad_input_is_one_line_and_status_2(cli: Cli, words: tuple[str, ...]) ->
     assert "bug" not in line
 
 
-def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_nothing(tmp_path: Path, number: signal.Signals, status: int) -> None:
     process = subprocess.Popen(
         [
             sys.executable,
@@ -164,12 +165,12 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     try:
         assert process.stderr is not None
         poll(lambda: list(tmp_path.iterdir()), "the disk to be written to", 60)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, said = process.communicate(timeout=30)
     finally:
         process.kill()
         process.wait(30)
-    assert process.returncode == 130, said
+    assert process.returncode == status, said
     assert list(tmp_path.iterdir()) == []
 
 

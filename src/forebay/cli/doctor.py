@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import platform
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,9 +61,9 @@ def _expectations(
 
     chosen, figures = ({}, {}) if file is None else read_yaml(file)
     inputs = resolve(
-        model=preset or chosen.get("model"),
-        cluster=cluster or chosen.get("cluster"),
-        storage=storage or chosen.get("storage"),
+        model=chosen.get("model") if preset is None else preset,
+        cluster=chosen.get("cluster") if cluster is None else cluster,
+        storage=chosen.get("storage") if storage is None else storage,
         file=figures,
     )
     named = {
@@ -132,6 +133,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Measure each hop here; exit status 6 when one is not as the plan assumes."""
+    signal.signal(signal.SIGTERM, _ended)
     if listen is not None:
         _listen(listen, token, _read(parse_seconds, listen_for, "--listen-for"), as_json)
         return
@@ -189,6 +191,11 @@ def doctor(
         _show(found, expected)
     if not holds:
         raise typer.Exit(NOT_MET)
+
+
+def _ended(number: int, _: object) -> None:
+    """A scheduler's SIGTERM ends it as ^C does: what was written for measuring is taken away."""
+    raise SystemExit(128 + number)
 
 
 def _local(

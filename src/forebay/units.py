@@ -18,8 +18,12 @@ _SECONDS = {
     "min": 60.0,
     "h": 3600.0,
     "d": 86400.0,
+    "days": 86400.0,
 }
 _COUNT = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15}
+_COUNT |= {"million": 1e6, "billion": 1e9, "trillion": 1e12}
+_THOUSANDS = re.compile(r"(?<=[0-9])[,_](?=[0-9]{3}(?![0-9]))")
+_DURATION = re.compile(r"[0-9.]+\s*[A-Za-z]+\s*")  # one of several, as in 4 min 19 s
 _LARGEST = 1e100
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*([A-Za-z/]*)\s*")
 
@@ -46,7 +50,13 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """``'30min'`` or ``'3.09h'`` -> seconds; a bare number is seconds. Raises UsageError."""
+    """``'30min'``, ``'3.09h'`` or ``'4 min 19 s'`` -> seconds; a bare number is seconds.
+
+    Raises UsageError.
+    """
+    several = _DURATION.findall(text)
+    if _NUMBER.fullmatch(text) is None and len(several) > 1 and "".join(several) == text.strip():
+        return sum(map(parse_seconds, several))
     number, unit = _split(text, "duration", "30min")
     scale = _SECONDS.get(unit.lower() or "s")
     if scale is None:
@@ -73,7 +83,7 @@ def parse_rate(text: str) -> float:
 
 def parse_count(text: str) -> float:
     """``'405e9'``, ``'405B'`` (billions), ``'15.6T'`` -> a number of things. Raises UsageError."""
-    number, unit = _split(text.replace("_", ""), "count", "405e9 or 405B")
+    number, unit = _split(_THOUSANDS.sub("", text), "count", "405e9 or 405B")
     scale = _COUNT.get(unit.lower())
     if scale is None:
         raise UsageError(f"count: unknown unit {unit!r} in {text!r}, expected k, M, B or T")

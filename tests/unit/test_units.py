@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import UsageError
+from forebay.plan.figure import Kind
 from forebay.units import (
     parse_bytes,
+    parse_count,
     parse_rate,
     parse_seconds,
     show_bytes,
@@ -109,3 +111,31 @@ def test_shown_seconds(seconds: float, text: str) -> None:
 @given(st.integers(0, 10**15))
 def test_shown_bytes_parse_back_to_three_figures(count: int) -> None:
     assert parse_bytes(show_bytes(count)) == pytest.approx(count, rel=0.0051)
+
+
+@pytest.mark.parametrize(
+    "seconds", [0.0123, 1.0, 59.4, 119.9, 259.2, 3600.0, 11124.0, 359_000.0, 5e6]
+)
+@pytest.mark.parametrize("up", [True, False])
+def test_a_bound_keeps_what_it_says(seconds: float, up: bool) -> None:
+    said = parse_seconds(Kind.SECONDS.bound(seconds, up=up))
+    assert said >= seconds * (1 - 1e-9) if up else said <= seconds * (1 + 1e-9)
+    assert said == pytest.approx(seconds, rel=0.011)
+
+
+def test_what_is_shown_can_be_given() -> None:
+    assert parse_seconds("4 min 19 s") == 259
+    assert parse_seconds("1 h 05 min") == 3900
+    assert parse_seconds("12.9 days") == pytest.approx(12.9 * 86400)
+    assert parse_seconds("1e3s") == 1000
+    assert parse_count("1,408") == 1408
+    assert parse_count("2.812 trillion") == 2.812e12
+    assert Kind.RATE.bound(10_711_142.3, up=True) == "10.8 MB/s"
+    assert Kind.RATE.bound(360e9 + 1e-4, up=True) == "360 GB/s"
+    assert Kind.WHOLE.bound(1408, up=True) == "1,408"
+
+
+@pytest.mark.parametrize("text", ["4 min foo", "4 min 19", "1,40", "19 s min"])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_seconds(text)

@@ -11,7 +11,15 @@ from forebay.plan.hops import Drain, Hop, Requests, Sizes
 from forebay.plan.inputs import Inputs
 from forebay.plan.losses import Level
 from forebay.plan.resolve import DAY_S
-from forebay.plan.tiers import Tier, best_of, disturbed_s, is_near, levels_of, tiers_of
+from forebay.plan.tiers import (
+    Tier,
+    best_of,
+    disturbed_s,
+    is_near,
+    levels_of,
+    tiers_of,
+    with_losses,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +106,10 @@ def work(inputs: Inputs, *, best: bool = True) -> Plan:
     ways = hops.hops_of(inputs, sizes)
     drain = hops.drain_of(inputs, sizes)
     pause = _pause(inputs, sizes, ways[0])
-    tiers = tiers_of(inputs, ways, drain, hops.busy_of(inputs, sizes, drain))
-    levels = levels_of(tiers, inputs.checkpoint.cadence_s)
+    tiers = tiers_of(inputs, sizes, ways, drain, hops.busy_of(inputs, sizes, drain))
+    levels = losses.in_whole(levels_of(tiers, inputs.checkpoint.cadence_s))
+    tiers = with_losses(tiers, levels, inputs.failures.mtbf_s)
+    shortest_s = hops.shortest_cadence_s(inputs, sizes, drain) if best else None
     good = goodput_of(inputs, tiers, levels, pause.total_s)
     return Plan(
         inputs=inputs,
@@ -113,7 +123,7 @@ def work(inputs: Inputs, *, best: bool = True) -> Plan:
         tiers=tiers,
         levels=levels,
         losses=_losses(inputs, tiers, levels, pause, good),
-        cadence=_cadence(inputs, tiers, levels, pause.total_s, best),
+        cadence=_cadence(inputs, tiers, levels, pause.total_s, shortest_s),
         goodput=good,
         mfu_lost=inputs.training.mfu * (1 - good),
         gpu_hours_lost=inputs.cluster.gpus * inputs.training.run_s / HOUR_S * (1 - good),
@@ -155,7 +165,11 @@ def disturbance_s(inputs: Inputs, tiers: tuple[Tier, ...], cadence_s: float) -> 
 def goodput_of(
     inputs: Inputs, tiers: tuple[Tier, ...], levels: tuple[Level, ...], pause_s: float
 ) -> float:
-    """Exact goodput of these levels; what drains disturb counts as if it were pause."""
+    """Exact goodput of these levels; what drains disturb counts as if it were pause.
+
+    Cadences of outer tiers are rounded up to whole numbers of the inner ones, as a run takes them.
+    """
+    levels = losses.in_whole(levels)
     cost_s = pause_s + disturbance_s(inputs, tiers, levels[0].cadence_s)
     return losses.goodput(levels, pause_s=cost_s, mtbf_s=inputs.failures.mtbf_s)
 
@@ -238,13 +252,17 @@ def _losses(
 
 
 def _cadence(
-    inputs: Inputs, tiers: tuple[Tier, ...], levels: tuple[Level, ...], pause_s: float, best: bool
+    inputs: Inputs,
+    tiers: tuple[Tier, ...],
+    levels: tuple[Level, ...],
+    pause_s: float,
+    shortest_s: float | None,
 ) -> Cadence:
     mtbf_s = inputs.failures.mtbf_s
     cost_s = cost_of(inputs, tiers, pause_s)
     best_s = given_s = inputs.checkpoint.cadence_s
-    if best:
-        best_s = losses.best_cadence_s(levels, pause_s=cost_s, mtbf_s=mtbf_s)
+    if shortest_s is not None:
+        best_s = losses.best_cadence_s(levels, pause_s=cost_s, mtbf_s=mtbf_s, shortest_s=shortest_s)
     good = goodput_of(inputs, tiers, losses.at_cadence(levels, best_s), pause_s)
     return Cadence(
         given_s=given_s,

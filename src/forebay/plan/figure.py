@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import re
 from dataclasses import dataclass
 
@@ -106,7 +107,30 @@ class Kind(enum.Enum):
             case _:
                 return f"{value:g}"
 
+    def bound(self, value: Value | None, *, up: bool) -> str:
+        """``value`` as ``show``, rounded up or down: what is shown then keeps the bound."""
+        if value is None or isinstance(value, bool | str) or not 0 < value < math.inf:
+            return self.show(value)
+        return self.show(self.rounded(value, up=up))
 
+    def rounded(self, value: float, *, up: bool) -> float:
+        """The nearest value above or below that ``show`` writes in full; ``value`` above 0."""
+        unit = _DAY_S if self is Kind.SECONDS and value >= _DAYS_FROM_S else 1.0
+        grain = unit * 10.0 ** (math.floor(math.log10(value / unit)) - 2)
+        if self is Kind.WHOLE and value < _COUNTED:
+            grain = 1.0
+        elif self is Kind.SECONDS and _SECONDS_FROM_S <= value < _DAYS_FROM_S:
+            grain = 1.0 if value < _MINUTES_FROM_S else 60.0
+        parts = value / grain
+        # what floating point adds to a round figure is no reason to pass on to the next
+        whole = math.ceil(parts * (1 - 1e-12)) if up else math.floor(parts * (1 + 1e-12))
+        return whole * grain
+
+
+_COUNTED = 999_999.5
+_DAY_S = 86400.0
+_SECONDS_FROM_S, _MINUTES_FROM_S, _DAYS_FROM_S = 120.0, 3600.0, 360_000.0
+"""From where `show_seconds` counts in whole seconds, whole minutes, days."""
 _UNITS = {Kind.BYTES, Kind.RATE, Kind.SECONDS}
 
 

@@ -113,10 +113,7 @@ def requests_of(inputs: Inputs, sizes: Sizes) -> Requests:
 
     An object of one part is one request; of p parts p + 2, for the begin and the end of the upload.
     """
-    storage = inputs.storage
-    parts = 1
-    if storage.part_bytes is not None:
-        parts = max(1, -(-round(sizes.largest_gpu_bytes) // round(storage.part_bytes)))
+    storage, parts = inputs.storage, _parts(inputs, sizes)
     each = parts if parts == 1 else parts + 2
     around = sizes.writing_nodes + 2  # records, index, manifest
     requests = sizes.writers * each + around
@@ -127,6 +124,14 @@ def requests_of(inputs: Inputs, sizes: Sizes) -> Requests:
         limit_per_s=None if limit is None else limit * storage.prefixes,
         floor_s=0.0 if limit is None else requests / (limit * storage.prefixes),
     )
+
+
+def _parts(inputs: Inputs, sizes: Sizes) -> int:
+    """Parts of the largest object."""
+    part_bytes = inputs.storage.part_bytes
+    if part_bytes is None:
+        return 1
+    return max(1, -(-round(sizes.largest_gpu_bytes) // round(part_bytes)))
 
 
 def hops_of(inputs: Inputs, sizes: Sizes) -> tuple[Hop, ...]:
@@ -172,6 +177,32 @@ def drain_of(inputs: Inputs, sizes: Sizes) -> Drain:
         exposure_s=cadence_s / 2 + seconds,
         requests_per_s=requests_of(inputs, sizes).requests / seconds,
     )
+
+
+def shortest_cadence_s(inputs: Inputs, sizes: Sizes, drain: Drain) -> float:
+    """The cadence below which slots, disks or the link to the peer no longer keep up, in seconds.
+
+    A slot has ``slots`` cadences until its next turn; disks and link take every checkpoint.
+    """
+    checkpoint = inputs.checkpoint
+    near = [hop.seconds for hop in hops_of(inputs, sizes) if hop.name in ("nvme", "peer")]
+    if not near:
+        return drain.seconds / checkpoint.slots
+    disks_s = len(near) * sizes.bytes_per_node / inputs.cluster.nvme_bytes_per_s
+    return max(sum(near) / checkpoint.slots, disks_s, *near)
+
+
+def read_s(inputs: Inputs, sizes: Sizes, node_bytes: float) -> float:
+    """Seconds in which all nodes read ``node_bytes`` each from the durable tier, side by side."""
+    storage = inputs.storage
+    rate = storage.per_node_read_bytes_per_s
+    if storage.filesystem_read_bytes_per_s is not None:
+        rate = min(rate, storage.filesystem_read_bytes_per_s / inputs.nodes)
+    seconds = node_bytes / rate
+    if storage.get_limit_per_s is not None:
+        reads = sizes.writers * _parts(inputs, sizes)
+        seconds = max(seconds, reads / (storage.get_limit_per_s * storage.prefixes))
+    return seconds
 
 
 def busy_of(inputs: Inputs, sizes: Sizes, drain: Drain) -> dict[str, float]:

@@ -113,6 +113,9 @@ class Storage:
     put_limit_per_s: float | None = _given(
         "put_limit", Kind.PER_S, "Write requests a second that a prefix takes."
     )
+    get_limit_per_s: float | None = _given(
+        "get_limit", Kind.PER_S, "Read requests a second that a prefix takes."
+    )
     prefixes: int = _given("prefixes", Kind.WHOLE, "Prefixes that share the objects.")
     part_bytes: float | None = _given(
         "part_bytes", Kind.BYTES, "Part size of an upload; none for files."

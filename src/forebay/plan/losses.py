@@ -101,6 +101,21 @@ def goodput(levels: Sequence[Level], *, pause_s: float, mtbf_s: float) -> float:
     return levels[last].cadence_s / alpha
 
 
+def in_whole(levels: Sequence[Level]) -> tuple[Level, ...]:
+    """The same levels as a run can have them: each cadence a whole number of the one before.
+
+    A checkpoint that is due between two near ones is taken at the later one.
+    """
+    found: list[Level] = []
+    for level in levels:
+        if found:
+            step_s = found[-1].cadence_s
+            times = max(1, math.ceil(level.cadence_s / step_s - 1e-9))
+            level = replace(level, cadence_s=times * step_s)  # noqa: PLW2901
+        found.append(level)
+    return tuple(found)
+
+
 def _recoveries(levels: Sequence[Level], mtbf_s: float) -> tuple[list[float], list[list[float]]]:
     """Expected time to recover from each kind, and the odds of which period's start it leads to."""
     count = len(levels)

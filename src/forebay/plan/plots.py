@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import log10
+from math import ceil, floor, log10
 from typing import Any
 
 import plotly.graph_objects as go
@@ -53,11 +53,7 @@ def losses_against_cadence(plan: Plan) -> Any:
         figure.add_trace(_line(cadences, values, name, _COLOURS[name], dash="dot"))
     figure.add_trace(_line(cadences, total, "total, exact", _COLOURS["total"], width=3))
     goal = inputs.checkpoint.goal
-    figure.add_hline(
-        y=goal,
-        line={"color": "#999", "dash": "dash"},
-        annotation_text=f"goal {show_fraction(goal)}",
-    )
+    _goal_line(figure, goal)
     for at_s, text, up in ((given, "given", 1.0), (best, "best", 0.92)):
         figure.add_vline(x=at_s, line={"color": "#999", "width": 1})
         figure.add_annotation(
@@ -116,7 +112,7 @@ def where_bytes_are(plan: Plan) -> Any:
     for name, begin_s, end_s, _ in stages:
         span_s = max(end_s - begin_s, 1e-9)
         held = [total * min(1.0, max(0.0, (at_s - begin_s) / span_s)) / 1e12 for at_s in times]
-        figure.add_trace(_line(times, held, f"in {name}", _COLOURS[name], width=3, fill="tozeroy"))
+        figure.add_trace(_line(times, held, f"in {name}", _COLOURS[name], width=3))
     _axes(figure, "time since save() was called", Kind.SECONDS)
     figure.update_yaxes(title="TB", rangemode="tozero")
     return figure
@@ -129,7 +125,12 @@ def swept(sweep: Sweep) -> Any:
         values = [getattr(plan.losses, name) for plan in sweep.plans]
         wide = 3 if name == "total" else 2
         figure.add_trace(_line(list(sweep.values), values, name, _COLOURS[name], width=wide))
-    _axes(figure, sweep.variable.key, sweep.variable.given.kind)
+    kind = sweep.variable.given.kind
+    _axes(figure, sweep.variable.key, kind)
+    if kind is not Kind.SECONDS:
+        ticks = _ticks(sweep.values[0], sweep.values[-1], kind is Kind.WHOLE)
+        figure.update_xaxes(tickvals=ticks, ticktext=[kind.show(tick) for tick in ticks])
+    _goal_line(figure, sweep.plans[0].inputs.checkpoint.goal)
     figure.update_yaxes(type="log", title="part of the run", **_PER_CENT)
     return figure
 
@@ -147,6 +148,27 @@ def _stages(plan: Plan) -> list[tuple[str, float, float, float]]:
             at_s = end_s
     found.append(("durable", at_s, at_s + plan.drain.seconds, by_name["durable"].nbytes))
     return found
+
+
+def _goal_line(figure: Any, goal: float) -> None:
+    figure.add_hline(y=goal, line={"color": "#999", "dash": "dash"})
+    figure.add_annotation(
+        x=0,
+        xref="paper",
+        y=_log10(goal),
+        text=f"goal {show_fraction(goal)}",
+        showarrow=False,
+        xanchor="left",
+        yanchor="bottom",
+    )
+
+
+def _ticks(low: float, high: float, whole: bool) -> list[float]:
+    """1, 2 and 5 of each decade from ``low`` to ``high``; of more than two decades only the 1."""
+    first, last = floor(log10(low)), ceil(log10(high))
+    steps = (1, 2, 5) if last - first <= 3 else (1,)
+    found = [step * 10.0**decade for decade in range(first, last + 1) for step in steps]
+    return [tick for tick in found if low <= tick <= high and (not whole or tick >= 1)]
 
 
 def _line(x: list[float], y: list[float], name: str, colour: str, **more: Any) -> Any:

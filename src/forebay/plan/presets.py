@@ -22,6 +22,10 @@ _MLPERF = "MLPerf Storage v2.0 guidelines, Table 2"
 _ASSUMED = "assumed"
 
 
+_NODE_FAILURES = 419 / (54 * 2048)
+_NODE_FAILURES_FROM = "Llama 3, section 3.3.4: 419 in 54 days on 2,048 nodes = one in 3.09 h"
+
+
 def _preset(**sections: dict[str, tuple[Value, str]]) -> Preset:
     return {
         f"{section}.{key}": Figure(value=value, source=source)
@@ -89,8 +93,8 @@ DEFAULTS: Preset = _preset(
     },
     failures={
         "node_failures": (
-            419 / (54 * 2048),
-            "Llama 3, section 3.3.4: 419 in 54 days on 2,048 nodes = one in 3.09 h",
+            _NODE_FAILURES,
+            _NODE_FAILURES_FROM,
         ),
         "share_memory": (0.23, f"{_LLAMA_FAILURES}: software, network, watchdog, 98 of 419"),
         "share_local": (0.08, f"{_LLAMA_FAILURES}: host maintenance, 32 of 419"),
@@ -197,11 +201,17 @@ CLUSTERS: dict[str, Preset] = {
             "nvme_capacity": (15.36e12, "assumed: 4 x 3.84 TB"),
             "peer": (40e9, "assumed: 400 Gbit/s at 80 %"),
             "peak_flops": (2500e12, "NVIDIA GB200 NVL72: 180 PFLOP/s BF16 dense over 72"),
-        }
+        },
+        failures={
+            "node_failures": (
+                _NODE_FAILURES / 2,
+                f"half of a node of 8 GPUs: {_NODE_FAILURES_FROM}",
+            )
+        },
     ),
 }
 
-_SUPERPOD = "DGX SuperPOD H100 reference architecture, Table 6, scaled by units of 32 nodes"
+_SUPERPOD = "DGX SuperPOD H100 reference architecture, Table 6, scaled by units of 256 GPUs"
 
 
 def _filesystem(write: float, read: float, source: str, per_node: float, node_from: str) -> Preset:
@@ -215,11 +225,17 @@ def _filesystem(write: float, read: float, source: str, per_node: float, node_fr
 
 
 def _bucket(
-    put_limit: float, source: str, per_node: float, node_from: str, part_bytes: float = 2**26
+    put_limit: float,
+    get_limit: float,
+    source: str,
+    per_node: float,
+    node_from: str,
+    part_bytes: float = 2**26,
 ) -> Preset:
     return _preset(
         storage={
             "put_limit": (put_limit, source),
+            "get_limit": (get_limit, source),
             "per_node": (per_node, node_from),
             "per_node_read": (per_node, node_from),
             "part_bytes": (part_bytes, "Forebay's parts of 64 MiB"),
@@ -237,13 +253,15 @@ STORES: dict[str, Preset] = {
     ),
     "s3": _bucket(
         3500.0,
-        "AWS: at least 3,500 PUT a second and partitioned prefix",
+        5500.0,
+        "AWS: at least 3,500 PUT and 5,500 GET a second and partitioned prefix",
         8e9,
         "c5n.18xlarge, measured download of 2019",
     ),
     "gcs": _bucket(
         1000.0,
-        "Google: about 1,000 writes a second at first, doubling every 20 minutes",
+        5000.0,
+        "Google: about 1,000 writes and 5,000 reads a second at first, doubling every 20 minutes",
         8e9,
         "assumed as for S3",
     ),
@@ -252,6 +270,7 @@ STORES: dict[str, Preset] = {
             "filesystem": (7.5e9, "Azure: ingress of a standard account, 60 Gbit/s; can be raised"),
             "filesystem_read": (15e9, "assumed: egress twice the ingress"),
             "put_limit": (20000.0, "Azure: requests a second of an account"),
+            "get_limit": (20000.0, "Azure: requests a second of an account"),
             "per_node": (7.5e9, "no more than the account"),
             "per_node_read": (7.5e9, "no more than the account"),
             "part_bytes": (2.0**26, "Forebay's parts of 64 MiB"),
@@ -264,18 +283,19 @@ _SUPERPOD_GRADES = {
     "superpod-better": (20e9, 40e9, 4e9, 8e9),
     "superpod-best": (62e9, 125e9, 20e9, 40e9),
 }
-"""Write and read of a unit of 32 nodes, then of a node."""
+"""Write and read of a unit of 32 nodes of 8 GPUs, then of a node."""
 
+_UNIT_GPUS = 32 * 8
 STORE_NAMES = (*STORES, *_SUPERPOD_GRADES)
 
 
-def store(name: str, nodes: int) -> Preset:
-    """The storage preset ``name`` for a job of ``nodes`` nodes: a SuperPOD's grows with them."""
+def store(name: str, gpus: int) -> Preset:
+    """The storage preset ``name`` for a job of ``gpus``: a SuperPOD's grows with them."""
     grade = _SUPERPOD_GRADES.get(name)
     if grade is None:
         return STORES[name]
     write, read, node_write, node_read = grade
-    units = nodes / 32
+    units = gpus / _UNIT_GPUS
     total = f"{_SUPERPOD}, here {units:g}"
     return _preset(
         storage={

@@ -34,6 +34,8 @@ td:last-child { overflow-wrap: anywhere }
 .yes, .no, .needs { font-weight: 600 }
 .yes { color: #1a7f37 } .no { color: #cf222e } .needs { color: #9a6700 }
 ul.goals { list-style: none; padding: 0 }
+.wide { overflow-x: auto }
+.wide table { min-width: 640px }
 details summary { cursor: pointer; font-weight: 600; margin-top: 2rem }
 """
 _CONFIG = {"displaylogo": False, "responsive": True}
@@ -196,4 +198,5 @@ def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
         + "</tr>"
         for row in rows
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="wide">{table}</div>'

@@ -112,8 +112,9 @@ def resolve(
     lay(3, flags or {})
     _settle_model(found)
     nodes = _settle_layout(found)
-    for name, figure in presets.store(store_name, nodes).items():
-        found.setdefault(name, _Found(figure.value, figure.source, 1))
+    for name, figure in presets.store(store_name, _whole(found, "cluster.gpus")).items():
+        if name not in found or found[name].layer == 0:
+            found[name] = _Found(figure.value, figure.source, 1)
     _settle_times(found)
     _settle_failures(found, nodes)
     title = f"{model_name if not bare else 'this model'} on {nodes:,} nodes of {cluster_name}"

@@ -16,6 +16,8 @@ _GRID = 200
 _HALVINGS = 50
 _REACH = 1e6  # how far around the value as it is, each way
 
+_OF_PAUSE = {f"checkpoint.{key}" for key in ("fixed", "spread", "quantile")}
+
 GOALS = ("pause", "pause_loss", "drain", "sync_loss", "total_loss", "conditions")
 
 
@@ -52,6 +54,8 @@ def solve(inputs: Inputs, key: str) -> Solution:
     what = variable(key)
     if what.key in ("goal", "pause_limit"):
         raise UsageError(f"--solve: {what.key} is a goal itself: vary an input instead")
+    if inputs.checkpoint.pause_s is not None and what.name in _OF_PAUSE:
+        raise UsageError(f"--solve {what.key}: the pause is given, so nothing depends on it")
     now = _now(inputs, what)
     low, high = _range(inputs, what, now)
     values = [low * (high / low) ** (step / _GRID) for step in range(_GRID + 1)]
@@ -142,10 +146,11 @@ def _range(inputs: Inputs, what: Variable, now: float | None) -> tuple[float, fl
 
 def bound_text(solution: Solution, bound: Bound) -> str:
     """A bound for people: ``at least 360 GB/s``."""
-    show = solution.variable.given.kind.show
+    kind = solution.variable.given.kind
+    show = kind.show
     if not bound.holds:
         low, high = solution.looked
         return f"nothing from {show(low)} to {show(high)} is enough"
-    low_text = "" if bound.smallest is None else f"at least {show(bound.smallest)}"
-    high_text = "" if bound.largest is None else f"at most {show(bound.largest)}"
+    low_text = "" if bound.smallest is None else f"at least {kind.bound(bound.smallest, up=True)}"
+    high_text = "" if bound.largest is None else f"at most {kind.bound(bound.largest, up=False)}"
     return ", ".join(filter(None, (low_text, high_text))) or "anything"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from forebay.plan.hops import Drain, Hop
+from forebay.plan.hops import Drain, Hop, Sizes, read_s
 from forebay.plan.inputs import Inputs
 from forebay.plan.losses import Level, young_s
 
@@ -40,7 +40,7 @@ class Tier:
 
 
 def tiers_of(
-    inputs: Inputs, hops: tuple[Hop, ...], drain: Drain, busy: Mapping[str, float]
+    inputs: Inputs, sizes: Sizes, hops: tuple[Hop, ...], drain: Drain, busy: Mapping[str, float]
 ) -> tuple[Tier, ...]:
     """The tiers that are on, from the nearest; what needs one that is off goes farther.
 
@@ -72,7 +72,7 @@ def tiers_of(
                 restart_s=restart_s,
                 load_s=load_s,
                 share=share,
-                loss=share * (cadence_s / 2 + lag_s + restart_s) / failures.mtbf_s,
+                loss=0.0,
                 disturbs_s=checkpoint.interference * busy.get(name, 0.0),
             )
         )
@@ -89,17 +89,20 @@ def tiers_of(
             failures.restart_peer_s, node_bytes / peer_read)  # fmt: skip
     add("durable", failures.share_durable, checkpoint.durable_cadence_s, drain.seconds,
         local_s + drain.seconds, failures.restart_durable_s,
-        node_bytes / _read_rate(inputs))  # fmt: skip
+        read_s(inputs, sizes, node_bytes))  # fmt: skip
     return tuple(tiers)
 
 
-def _read_rate(inputs: Inputs) -> float:
-    """Bytes/s that one node reads from the durable tier when all nodes do."""
-    storage = inputs.storage
-    if storage.filesystem_read_bytes_per_s is None:
-        return storage.per_node_read_bytes_per_s
-    return min(
-        storage.per_node_read_bytes_per_s, storage.filesystem_read_bytes_per_s / inputs.nodes
+def with_losses(
+    tiers: tuple[Tier, ...], levels: tuple[Level, ...], mtbf_s: float
+) -> tuple[Tier, ...]:
+    """``tiers`` with what the failures that leave each cost, wherever they are recovered from."""
+    return tuple(
+        replace(
+            tier,
+            loss=level.share * (level.cadence_s / 2 + level.lag_s + level.restart_s) / mtbf_s,
+        )
+        for tier, level in zip(tiers, levels, strict=True)
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 from forebay.plan import hops, losses
-from forebay.plan.arithmetic import Plan, cost_of, goodput_of
+from forebay.plan.arithmetic import Plan, goodput_of
 from forebay.plan.figure import Kind
-from forebay.plan.tiers import is_near
 from forebay.units import show_bytes, show_fraction, show_rate, show_seconds
 
 IN_PLACE_S = 65.0
@@ -33,7 +33,9 @@ class Condition:
     @property
     def need_text(self) -> str:
         """Need with its unit, as ``at least 3.6 GB/s``."""
-        return f"{'at most' if self.most else 'at least'} {self.kind.show(self.need)}"
+        return f"{'at most' if self.most else 'at least'} " + self.kind.bound(
+            self.need, up=not self.most
+        )
 
     @property
     def words(self) -> str:
@@ -121,10 +123,10 @@ def conditions_of(plan: Plan) -> tuple[Condition, ...]:
     found.append(
         _most(
             "free slot",
-            checkpoint.cadence_s * max(1, checkpoint.slots - 1),
+            checkpoint.cadence_s * checkpoint.slots,
             sum(hop.seconds for hop in near) if near else drain.seconds,
             Kind.SECONDS,
-            "a slot is free again before the save after next needs it"
+            f"a slot is free again when its next turn comes, {checkpoint.slots} cadences later"
             + ("" if near else "; without a near tier it waits for the durable one"),
             "a local tier, faster disks, more slots, or a longer cadence",
         )
@@ -169,18 +171,26 @@ def conditions_of(plan: Plan) -> tuple[Condition, ...]:
             Kind.RATE,
             f"{show_bytes(sizes.checkpoint_bytes)} drain in {show_seconds(drain.seconds)}, within "
             f"the durable cadence of {show_seconds(checkpoint.durable_cadence_s)}",
-            f"a durable cadence of {show_seconds(drain.seconds)} or more, a larger budget, or a "
-            "faster store",
+            f"a durable cadence of {Kind.SECONDS.bound(drain.seconds, up=True)} or more, a "
+            "larger budget, or a faster store",
         )
+    )
+    # a rate that was given is meant; a budget is only the most that may be
+    asked = (
+        drain.average_bytes_per_s
+        if storage.drain_bytes_per_s is None
+        else (drain.wanted_bytes_per_s)
     )
     found.append(
         _least(
             "link to the store",
-            drain.wanted_bytes_per_s / sizes.writing_nodes,
+            asked / sizes.writing_nodes,
             storage.per_node_bytes_per_s,
             Kind.RATE,
-            "the drain of one node, as budget or setting ask for it, passes its own link",
-            "a lower drain rate",
+            "what one node has to drain passes its own link",
+            "a longer durable cadence, or more nodes that write"
+            if storage.drain_bytes_per_s is None
+            else "a lower drain rate",
         )
     )
     if storage.filesystem_bytes_per_s is not None:
@@ -199,7 +209,7 @@ def conditions_of(plan: Plan) -> tuple[Condition, ...]:
         found.append(
             _least(
                 "requests",
-                plan.requests.requests * drain.wanted_bytes_per_s / sizes.checkpoint_bytes,
+                plan.requests.requests * asked / sizes.checkpoint_bytes,
                 plan.requests.limit_per_s,
                 Kind.PER_S,
                 f"{plan.requests.requests:,} requests for {plan.requests.objects:,} objects, "
@@ -272,7 +282,8 @@ def way_to_goal(plan: Plan) -> Way | None:
 
     The first of these that meets it: restart and durable cadence as they are, a durable cadence as
     short as the drain allows, a restart in place, and at last the longest restart that meets it.
-    None where it is met already, and where nothing of this is enough.
+    No restart is shorter than the reading in it. The plan with these in it meets the goal. None
+    where it is met already, and where nothing of this is enough.
     """
     if plan.losses.total < plan.inputs.checkpoint.goal:
         return None
@@ -280,13 +291,17 @@ def way_to_goal(plan: Plan) -> Way | None:
     short_s = plan.drain.seconds * _ROOM
     if given_s >= plan.drain.seconds:
         short_s = min(given_s, short_s)
-    as_is_s = max(level.restart_s for level in plan.levels)
-    for restart_s in (as_is_s, min(as_is_s, IN_PLACE_S)):
+    reads_s = Kind.SECONDS.rounded(_reads_s(plan), up=True)
+    as_is_s = max(reads_s, *(tier.restart_s for tier in plan.tiers))
+    for restart_s in (as_is_s, min(as_is_s, max(IN_PLACE_S, reads_s))):
         for durable_s in (max(given_s, short_s), short_s):
             if way := _way(plan, restart_s, durable_s):
                 return way
-    longest_s = _longest_restart_s(plan, short_s)
-    return None if longest_s is None else _way(plan, longest_s, short_s)
+    return _with_longest_restart(plan, short_s, reads_s, as_is_s)
+
+
+def _reads_s(plan: Plan) -> float:
+    return max(tier.load_s for tier in plan.tiers if tier.share)
 
 
 def needs(plan: Plan) -> str | None:
@@ -298,34 +313,56 @@ def needs(plan: Plan) -> str | None:
 
 
 def no_way(plan: Plan) -> str:
-    """Why there is no ``way_to_goal``: what the pause and the failures leave."""
+    """Why there is no ``way_to_goal``: what pause, store and failures leave."""
     checkpoint, mtbf_s = plan.inputs.checkpoint, plan.inputs.failures.mtbf_s
     longest_s = checkpoint.goal**2 * mtbf_s / 2  # Young: the best cadence loses sqrt(2 d / M)
     if plan.pause.total_s > longest_s:
         return (
-            f"a pause of {show_seconds(longest_s)} or less: with one of "
+            f"a pause of {Kind.SECONDS.bound(longest_s, up=False)} or less: with one of "
             f"{show_seconds(plan.pause.total_s)} even the best cadence loses more (sqrt(2 d / M))"
+        )
+    if _way(plan, IN_PLACE_S, 0.0, at_once=True):
+        return (
+            "a faster way to the durable tier and back: a drain of "
+            f"{show_seconds(plan.drain.seconds)} and a reading of {show_seconds(_reads_s(plan))} "
+            "lose more than the rest"
         )
     return "fewer failures, or tiers that survive more of them: no cadence and no restart is enough"
 
 
-def _way(plan: Plan, restart_s: float, durable_s: float) -> Way | None:
-    mtbf_s, goal = plan.inputs.failures.mtbf_s, plan.inputs.checkpoint.goal
-    cost_s = cost_of(plan.inputs, plan.tiers, plan.pause.total_s)
-    levels = _changed(plan, restart_s, durable_s)
-    tiers = tuple(
-        tier if is_near(tier, plan.cadence.given_s) else replace(tier, cadence_s=durable_s)
+def _way(plan: Plan, restart_s: float, durable_s: float, *, at_once: bool = False) -> Way | None:
+    """The longest near cadence that meets the goal with these, the durable a multiple of it.
+
+    ``at_once``: as if nothing took time on its way to the durable tier.
+    """
+    inputs, mtbf_s, goal = plan.inputs, plan.inputs.failures.mtbf_s, plan.inputs.checkpoint.goal
+    levels = tuple(
+        losses.Level(
+            share=tier.share,
+            cadence_s=plan.cadence.given_s if tier.name != "durable" else durable_s,
+            lag_s=0.0 if at_once and tier.name == "durable" else tier.lag_s,
+            restart_s=min(tier.restart_s, restart_s),
+            near=tier.name != "durable",
+        )
         for tier in plan.tiers
     )
-    shortest = sum(hop.seconds for hop in plan.hops if hop.name in ("nvme", "peer"))
-    best_s = losses.best_cadence_s(levels, pause_s=cost_s, mtbf_s=mtbf_s, shortest_s=shortest)
+    tiers = tuple(
+        replace(tier, cadence_s=level.cadence_s)
+        for tier, level in zip(plan.tiers, levels, strict=True)
+    )
+    cost_s = plan.pause.total_s + sum(
+        tier.disturbs_s for tier in plan.tiers if tier.name != "durable"
+    )
+    shortest_s = 0.0
+    if not at_once:
+        shortest_s = hops.shortest_cadence_s(inputs, plan.sizes, plan.drain)
+    best_s = losses.best_cadence_s(levels, pause_s=cost_s, mtbf_s=mtbf_s, shortest_s=shortest_s)
 
     def total(cadence_s: float) -> float:
         at = losses.at_cadence(levels, cadence_s)
-        return 1 - goodput_of(plan.inputs, tiers, at, plan.pause.total_s)
+        return 1 - goodput_of(inputs, tiers, at, plan.pause.total_s)
 
-    at_best = total(best_s)
-    if at_best >= goal:
+    if total(best_s) >= goal:
         return None
     low, high = best_s, best_s
     while total(high) < goal and high < mtbf_s:
@@ -333,38 +370,35 @@ def _way(plan: Plan, restart_s: float, durable_s: float) -> Way | None:
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if total(middle) < goal else (low, middle)
+    # said in round figures, which are right as they are said
+    longest_s = max(Kind.SECONDS.rounded(low, up=False), best_s)
+    while longest_s > best_s and total(longest_s) >= goal:  # a multiple more of the durable one
+        longest_s = max(Kind.SECONDS.rounded(longest_s * 0.98, up=False), best_s)
+    durable_s = ceil(max(durable_s, longest_s) / longest_s - 1e-9) * longest_s
     on = " and ".join(tier.name for tier in plan.tiers if tier.name != "durable")
     return Way(
         restart_s=restart_s,
         best_cadence_s=best_s,
-        longest_cadence_s=low,
+        longest_cadence_s=longest_s,
         durable_cadence_s=durable_s,
-        total_at_best=at_best,
-        text=f"restart within {show_seconds(restart_s)}, a checkpoint to {on} every "
-        f"{show_seconds(low)} or less (best {show_seconds(best_s)}: {show_fraction(at_best)}), a "
-        f"durable one every {show_seconds(durable_s)}",
+        total_at_best=total(best_s),
+        text=f"restart within {Kind.SECONDS.bound(restart_s, up=False)}, a checkpoint to {on} "
+        f"every {Kind.SECONDS.bound(longest_s, up=False)} (best {show_seconds(best_s)}: "
+        f"{show_fraction(total(best_s))}), a durable one every "
+        f"{Kind.SECONDS.bound(durable_s, up=False)}",
     )
 
 
-def _changed(plan: Plan, restart_s: float, durable_s: float) -> tuple[losses.Level, ...]:
-    return tuple(
-        replace(
-            level,
-            restart_s=min(level.restart_s, restart_s),
-            cadence_s=level.cadence_s if level.near else durable_s,
-        )
-        for level in plan.levels
-    )
-
-
-def _longest_restart_s(plan: Plan, durable_s: float) -> float | None:
-    if _way(plan, 1e-3, durable_s) is None:
+def _with_longest_restart(plan: Plan, durable_s: float, low_s: float, high_s: float) -> Way | None:
+    found = _way(plan, low_s, durable_s)
+    if found is None:
         return None
-    low, high = 1e-3, max(level.restart_s for level in plan.levels)
     for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _way(plan, middle, durable_s) else (low, middle)
-    return low
+        middle_s = (low_s + high_s) / 2
+        way = _way(plan, middle_s, durable_s)
+        low_s, high_s = (low_s, middle_s) if way is None else (middle_s, high_s)
+    restart_s = max(Kind.SECONDS.rounded(low_s, up=False), found.restart_s)
+    return _way(plan, restart_s, durable_s) or found
 
 
 def _least(name: str, need: float, have: float, kind: Kind, why: str, change: str) -> Condition:

@@ -263,17 +263,17 @@ def test_the_link_of_a_route(tmp_path: Path) -> None:
     assert link_to("10.10.1.7", here, tmp_path / "none") is None
 
 
-def test_the_plan_or_the_link_whichever_is_more() -> None:
+def test_one_link_is_expected_of_one_link() -> None:
     fast = Link(interface="bond0", bits_per_s=400e9)
     unknown = Link(interface="ib0", bits_per_s=None)
     low = Figure(value=12e9, source="the plan")
-    high = Figure(value=80e9, source="the plan")
-    assert peer.expectation(high, fast) is high
-    assert peer.expectation(low, unknown) is low
+    high = Figure(value=80e9, source="two links at 80 %")
+    assert peer.expectation(high, unknown) is high
     assert peer.expectation(low, None) is low
     assert peer.expectation(None, unknown) is None
-    for planned in (low, None):
+    for planned in (low, high, None):
         found = peer.expectation(planned, fast)
         assert found is not None
         assert found.value == pytest.approx(47e9)
         assert "400 Gbit/s" in found.source
+        assert ("more links together: 80 GB/s" in found.source) == (planned is high)

@@ -30,7 +30,7 @@ from forebay.doctor.route import Link, link_to
 from forebay.doctor.samples import Samples, summarize
 from forebay.errors import DeadlineError, DeniedError, ForebayError, StoreError
 from forebay.plan.figure import Figure, Kind
-from forebay.units import show_seconds
+from forebay.units import show_rate, show_seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -53,8 +53,8 @@ def measure(
 ) -> list[Finding]:
     """Rates to and from the listener at ``address``, and the round trip; loopback for None.
 
-    What is expected is the plan's ``cluster.peer`` or what the link of the route should give,
-    whichever is more. Raises UsageError for an address that is none; trouble is a finding.
+    What is expected is what the link of the route should give; the plan's ``cluster.peer`` where
+    that is not known. Raises UsageError for an address that is none; trouble is a finding.
     """
     if address is None:
         return _loopback(seconds, told, streams, timeout_s)
@@ -68,13 +68,16 @@ def measure(
 
 
 def expectation(planned: Figure | None, link: Link | None) -> Figure | None:
-    """The plan's rate or the link's, whichever is more: a plan below the link hides a slow link."""
+    """What this one link should give; the plan's rate where the link does not say its speed.
+
+    The plan's rate is of all links of a node together, and streams to one address take one.
+    """
     payload = None if link is None else link.payload_bytes_per_s
     if link is None or link.bits_per_s is None or payload is None:
         return planned
-    if planned is not None and float(planned.value) >= payload:
-        return planned
     source = f"{link.interface} says {link.bits_per_s / 1e9:g} Gbit/s, 94 % of it is payload"
+    if planned is not None and float(planned.value) > payload:
+        source += f"; the plan assumes more links together: {show_rate(float(planned.value))}"
     return Figure(value=payload, source=source)
 
 

@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from forebay.doctor import peer
+from forebay.doctor.deadline import side_by_side, within
 from forebay.doctor.finding import Finding, Verdict
 from forebay.doctor.frames import parse_address, proof, read_frame, send_frame
 from forebay.doctor.listener import Listener, listen
 from forebay.doctor.route import Link, link_to
+from forebay.doctor.starved import NO_THREAD
 from forebay.errors import StoreError, UsageError
 from forebay.plan.figure import Figure
 
@@ -78,12 +80,65 @@ def test_loopback_stands_for_no_peer() -> None:
     assert not [one for one in threading.enumerate() if one.name == "listen"]
 
 
+def starve(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Only so many threads are to be had from now on."""
+    start, left = threading.Thread.start, [after]
+
+    def refuse(thread: threading.Thread) -> None:
+        if not left[0]:
+            raise RuntimeError(NO_THREAD)
+        left[0] -= 1
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 4])
+def test_no_threads_for_loopback(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    starve(monkeypatch, after)
+    (found,) = measure(None)
+    assert found.verdict is Verdict.FAILED
+    assert "no thread" in found.note
+    assert "pids" in found.to_do
+    monkeypatch.undo()
+    assert not [one for one in threading.enumerate() if one.name == "listen"]
+
+
+def test_no_threads_to_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening() as listener:
+        starve(monkeypatch, 5)  # the listener's for control and three streams, and one of ours
+        (found,) = measure(listener.shown)
+        monkeypatch.undo()
+    assert found.verdict is Verdict.FAILED
+    assert "pids" in found.to_do
+
+
+def test_a_single_call_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written is taken away even then."""
+    starve(monkeypatch, 0)
+    assert within(lambda: 7, timeout_s=1.0, what="any") == 7
+    with pytest.raises(RuntimeError, match="pids"):
+        side_by_side([lambda: 7, lambda: 8], timeout_s=1.0, what="any")
+
+
+def test_loopback_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    (found,) = measure(None)
+    assert found.verdict is Verdict.FAILED
+    assert "ip link set lo up" in found.to_do
+
+
 @pytest.mark.parametrize("token", ["another word", None, ""])
 def test_a_wrong_token_is_refused(token: str | None) -> None:
     with listening() as listener:
         (found,) = measure(listener.shown, token=token)
         assert found.verdict is Verdict.FAILED
         assert "wrong token" in found.note
+        assert "--token" in found.to_do
+        assert "--listen" not in found.to_do
         assert len(measure(listener.shown)) == 3
     assert listener.sessions == 1
 
@@ -151,6 +206,7 @@ def test_one_session_at_a_time() -> None:
         assert answer["ok"] is True
         (found,) = measure(listener.shown)
         assert "busy" in found.note
+        assert "when the other session has ended" in found.to_do
         first.close()
         assert len(measure(listener.shown)) == 3
 

@@ -21,6 +21,7 @@ from forebay.doctor import device, disk, fastpath, limits, links, memory, peer, 
 from forebay.doctor.finding import SLOW_BELOW, Expected, Finding, Verdict, judged
 from forebay.doctor.frames import MOST_STREAMS, parse_address
 from forebay.doctor.listener import listen as serve
+from forebay.doctor.starved import starved
 from forebay.errors import UsageError
 from forebay.plan.figure import Figure, Kind
 from forebay.units import parse_bytes, parse_fraction, parse_seconds
@@ -204,7 +205,10 @@ def _local(
     if directory is None:
         note, advice = "no directory was given", "--local DIR measures the disk it lies on"
         return [_not_given("local disk", note, advice)]
-    return disk.measure(directory, expected, seconds=seconds, size_bytes=size_bytes, told=_told)
+    try:
+        return disk.measure(directory, expected, seconds=seconds, size_bytes=size_bytes, told=_told)
+    except (RuntimeError, MemoryError) as error:  # its pool of threads
+        return [starved("local disk", "write", error)]
 
 
 def _store(

@@ -25,9 +25,10 @@ from forebay.doctor.frames import (
     read_frame,
     send_frame,
 )
-from forebay.doctor.listener import LOOPBACK, Listener, send_for
+from forebay.doctor.listener import BUSY, LOOPBACK, WRONG_TOKEN, Listener, send_for
 from forebay.doctor.route import Link, link_to
 from forebay.doctor.samples import Samples, summarize
+from forebay.doctor.starved import NO_THREAD, starved
 from forebay.errors import DeadlineError, DeniedError, ForebayError, StoreError
 from forebay.plan.figure import Figure, Kind
 from forebay.units import show_rate, show_seconds
@@ -63,8 +64,9 @@ def measure(
         with _Session(host, port, token, seconds, timeout_s) as session:
             return _across(session, address, expected, told, streams)
     except (ForebayError, OSError) as error:
-        advice = "on the other node: forebay doctor --listen HOST:PORT --token WORD, then again"
-        return [failed(_HOP, "to the peer", Kind.RATE, str(error), advice, "cluster.peer")]
+        return [failed(_HOP, "to the peer", Kind.RATE, str(error), _advice(error), "cluster.peer")]
+    except (RuntimeError, MemoryError) as error:
+        return [starved(_HOP, "to the peer", error)]
 
 
 def expectation(planned: Figure | None, link: Link | None) -> Figure | None:
@@ -116,15 +118,21 @@ def _loopback(seconds: float, told: Told, streams: int, timeout_s: float) -> lis
     listener = Listener(LOOPBACK, 0, token, lambda _: None)
     limit_s = 3 * (seconds + timeout_s)
     thread = threading.Thread(target=listener.serve, args=(limit_s,), name="listen", daemon=True)
-    thread.start()
     try:
+        thread.start()
         with _Session(LOOPBACK, listener.port, token, seconds, timeout_s) as session:
             trip, rate = session.round_trips(), session.rate("up", streams)
     except (ForebayError, OSError) as error:
-        return [failed(_HOP, "loopback", Kind.RATE, str(error), "see the limits below")]
+        if listener.starved:
+            return [starved(_HOP, "loopback", RuntimeError(NO_THREAD))]
+        advice = "see that loopback is up (ip link set lo up) and that no firewall holds it back"
+        return [failed(_HOP, "loopback", Kind.RATE, str(error), advice)]
+    except (RuntimeError, MemoryError) as error:
+        return [starved(_HOP, "loopback", error)]
     finally:
         listener.close()
-        thread.join()
+        if thread.ident is not None:
+            thread.join()
     return [
         Finding(
             name="loopback",
@@ -137,6 +145,18 @@ def _loopback(seconds: float, told: Told, streams: int, timeout_s: float) -> lis
         ),
         _trip("loopback round trip", trip),
     ]
+
+
+def _advice(error: Exception) -> str:
+    """What to do on which node; a listener that answered runs already."""
+    text = str(error)
+    if BUSY in text:
+        return "measure again when the other session has ended: one is served at a time"
+    if WRONG_TOKEN in text:
+        return "give both nodes the same word: --token, or FOREBAY_TOKEN"
+    if isinstance(error, DeniedError):
+        return "measure again; the listener has ended this session"
+    return "on the other node: forebay doctor --listen HOST:PORT --token WORD, then again"
 
 
 def _trip(name: str, seen: Samples) -> Finding:

@@ -53,16 +53,31 @@ def test_there_and_back() -> None:
     with listening() as listener:
         up, down, trip = measure(listener.shown)
         assert len(measure(listener.shown)) == 3
-    assert (up.name, up.field) == ("to the peer", "cluster.peer")
+    assert (up.name, up.field) == ("to the peer", "")
     assert (down.name, down.field) == ("from the peer", "")
     assert (trip.name, trip.field) == ("round trip", "")
     assert all(each.measured for each in (up, down, trip))
     assert up.expected is None  # loopback has no link
+    assert "no link" in up.note
     assert listener.sessions == 2
 
 
-def test_the_plans_rate_is_what_is_expected() -> None:
+@pytest.mark.parametrize(
+    ("up", "down", "written"), [(9e9, 3e9, "from the peer"), (3e9, 9e9, "to the peer")]
+)
+def test_the_slower_way_is_written(
+    monkeypatch: pytest.MonkeyPatch, up: float, down: float, written: str
+) -> None:
+    monkeypatch.setattr(peer._Session, "is_here", lambda _: False)
+    monkeypatch.setattr(peer._Session, "rate", lambda _, role, __: {"up": up, "down": down}[role])
+    with listening() as listener:
+        found = measure(listener.shown)
+    assert {each.name: each.field for each in found if each.field} == {written: "cluster.peer"}
+
+
+def test_the_plans_rate_is_what_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = {"cluster.peer": Figure(value=1e15, source="a dream")}
+    monkeypatch.setattr(peer._Session, "is_here", lambda _: False)
     with listening() as listener:
         up, down, _ = peer.measure(
             listener.shown, expected, token=TOKEN, seconds=0.02, told=silent, streams=1

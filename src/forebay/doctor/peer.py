@@ -19,6 +19,7 @@ from forebay.doctor.frames import (
     VERSION,
     close,
     drain,
+    is_loopback,
     parse_address,
     proof,
     read_block,
@@ -93,22 +94,27 @@ def _across(
     told(f"{_HOP}: {streams} streams from {address}")
     down = session.rate("down", streams)
     link = session.link()
-    wanted = expectation(expected.get("cluster.peer"), link)
+    here = session.is_here()
+    wanted = None if here else expectation(expected.get("cluster.peer"), link)
+    way = "" if link is None else f" by {link.interface}"
+    if here:
+        way = " of this node to itself, which is no link"
     line = partial(
         compare,
         hop=_HOP,
         kind=Kind.RATE,
         expected={} if wanted is None else {"cluster.peer": wanted},
         field="cluster.peer",
-        note=f"{streams} TCP streams{'' if link is None else f' by {link.interface}'}",
+        note=f"{streams} TCP streams{way}",
         advice="see the link's speed, errors and MTU (ethtool, ethtool -S) and what else uses it; "
         "take more --streams where a core is the limit; RDMA gets more out of a fast link than TCP",
     )
-    return [
-        line(name="to the peer", measured=up),
-        replace(line(name="from the peer", measured=down), field=""),
-        _trip("round trip", trip),
-    ]
+    to, back = line(name="to the peer", measured=up), line(name="from the peer", measured=down)
+    if here or down < up:  # the slower way is planned with, and none that is no link
+        to = replace(to, field="")
+    if here or up <= down:
+        back = replace(back, field="")
+    return [to, back, _trip("round trip", trip)]
 
 
 def _loopback(seconds: float, told: Told, streams: int, timeout_s: float) -> list[Finding]:
@@ -194,6 +200,11 @@ class _Session:
     def link(self) -> Link | None:
         """The link that the way to the listener takes."""
         return link_to(self._control.getpeername()[0], self._control.getsockname()[0])
+
+    def is_here(self) -> bool:
+        """Whether the listener is on this very node, which is no link."""
+        there = str(self._control.getpeername()[0])
+        return is_loopback(there) or there == self._control.getsockname()[0]
 
     def round_trips(self) -> Samples:
         """Times of small echoes, one after another."""

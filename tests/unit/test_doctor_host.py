@@ -75,6 +75,8 @@ def test_the_spread_of_rounds() -> None:
     assert spread([2e9]) == "1 round"
     assert spread([2e9, 1.5e9, 1.9e9]) == "3 rounds of 1.5 GB/s to 2 GB/s"
     assert spread([2e9, 1e9]).startswith("noisy, 2 rounds of 1 GB/s")
+    assert spread([2e9] * 500 + [1e9] + [2e9] * 499).startswith("1,000 rounds of 1.98 GB/s")
+    assert spread([2e9] * 500 + [1e9] * 500).startswith("noisy, 1,000 rounds")
 
 
 def test_cores_near_to_each_memory(tmp_path: Path) -> None:

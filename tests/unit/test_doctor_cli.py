@@ -16,6 +16,13 @@ from forebay.errors import UsageError
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (("s3://",), "expected s3://bucket/run"),
+        (("s3://bucket/run?nonsense=1",), "unknown option nonsense"),
+        (("s3://bucket/run?part_size=some",), "?part_size='some'"),
+        (("s3://bucket/run?path_style=perhaps",), "?path_style='perhaps'"),
+        (("ftp://x/y",), "unknown scheme 'ftp'"),
+        (("",), "expected a directory or a URL"),
+        (("file://elsewhere/run",), "expected file:///absolute/path"),
         (("--peer", "7300"), "--peer '7300': expected HOST:PORT"),
         (("--local", "/nowhere/at/all"), "--local /nowhere/at/all: expected a directory"),
         (("--seconds", "0"), "--seconds: expected more than 0"),

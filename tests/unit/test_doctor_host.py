@@ -243,6 +243,7 @@ def test_the_filesystem_is_that_of_the_nearest_mount(tmp_path: Path) -> None:
 HERE: dict[str, Any] = {
     "memlock_bytes": None,
     "open_files": 65536,
+    "runtime": Path("/dev/shm/forebay-1000"),
     "shared_bytes": 10**12,
     "shared_free_bytes": 10**12,
     "memory_bytes": 2 * 10**12,
@@ -271,20 +272,20 @@ HERE: dict[str, Any] = {
 )
 def test_limits(change: dict[str, Any], bad: set[str]) -> None:
     found = limits.judge(
-        Limits(**{**HERE, **change}), expect(host_memory=2e12), arena_bytes=6e9, pins=True
+        Limits(**{**HERE, **change}), expect(host_memory=2e12), arena_bytes=6e9, rdma=True
     )
     assert {each.name for each in found if not each.verdict.holds} == bad
     assert all(each.to_do for each in found if not each.verdict.holds)
 
 
 def test_limits_that_nobody_needs() -> None:
-    """Without a GPU nothing is pinned, and without a plan nothing is known of arenas."""
+    """Without a fabric nothing is registered, and without a plan nothing is known of arenas."""
     low = Limits(**{**HERE, "memlock_bytes": 65536, "shared_free_bytes": 64 * MIB})
-    for arena_bytes, pins in ((None, True), (None, False)):
-        found = by_name(limits.judge(low, {}, arena_bytes=arena_bytes, pins=pins))
+    for arena_bytes, rdma in ((None, True), (None, False)):
+        found = by_name(limits.judge(low, {}, arena_bytes=arena_bytes, rdma=rdma))
         assert found["locked memory"].verdict is Verdict.MEASURED
         assert found["shared memory"].verdict is Verdict.MEASURED
-    found = by_name(limits.judge(low, {}, arena_bytes=1e6, pins=False))
+    found = by_name(limits.judge(low, {}, arena_bytes=1e6, rdma=False))
     assert found["locked memory"].verdict is Verdict.MEASURED
 
 
@@ -311,6 +312,28 @@ def test_limits_are_read(tmp_path: Path) -> None:
     put("sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", "4294967296\n")
     put("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")
     assert read_limits(tmp_path, given.get).cgroup_bytes == 2**32
+
+
+def test_shared_memory_is_where_the_arenas_lie(tmp_path: Path) -> None:
+    def read(runtime: str) -> Limits:
+        return read_limits(tmp_path, lambda _: None, Path(runtime))
+
+    assert read("/dev/shm/forebay-1000").shared_bytes is None  # not the room of /dev
+    assert "/dev/shm is not there" in limits._shared(read("/dev/shm/forebay-1000"), None).note
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    assert read("/dev/shm/forebay-1000").shared_bytes
+    (tmp_path / "scratch").mkdir()
+    other = read("/scratch/jobs/forebay")  # made when a job starts
+    assert other.shared_bytes == shutil.disk_usage(tmp_path).total
+    assert "in /scratch/jobs/forebay" in limits._shared(other, None).note
+
+
+def test_the_runtime_directory_in_use_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_RUNTIME_DIR", str(tmp_path))
+    found = by_name(limits.measure({}, told=silent))["shared memory"]
+    assert f"in {tmp_path};" in found.note
 
 
 def test_limits_of_this_machine() -> None:

@@ -24,6 +24,7 @@ from forebay.doctor.listener import listen as serve
 from forebay.doctor.starved import starved
 from forebay.errors import UsageError
 from forebay.plan.figure import Figure, Kind
+from forebay.storage.address import check_url
 from forebay.units import parse_bytes, parse_fraction, parse_seconds
 
 _STYLES = {
@@ -148,8 +149,10 @@ def doctor(
         parse_address(peer_at, "--peer")
     if local is not None:
         disk.check(local)
-    here = fastpath.read_paths().gpu
-    plan = _expectations(preset, cluster, storage, file, here)
+    if url is not None:
+        check_url(url)
+    paths = fastpath.read_paths()
+    plan = _expectations(preset, cluster, storage, file, paths.gpu)
     expected = plan.expected
     if write is not None and not write.absolute().parent.is_dir():
         raise UsageError(f"--write {write}: {write.absolute().parent} is no directory: make it")
@@ -168,7 +171,7 @@ def doctor(
         streams=streams,
         timeout_s=timeout_s,
     )
-    found += limits.measure(expected, arena_bytes=plan.arena_bytes, pins=here, told=_told)
+    found += limits.measure(expected, arena_bytes=plan.arena_bytes, rdma=paths.fabric, told=_told)
     _told("links and fast paths")
     found += [*links.measure(), *fastpath.measure()]
     found = [judged(each, part) for each in found]

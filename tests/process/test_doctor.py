@@ -52,7 +52,7 @@ def test_everything_on_this_node(cli: Cli, tmp_path: Path) -> None:
     assert chosen == {}
     measured = {each["field"]: each["measured"] for each in found.values() if each["field"]}
     assert set(figures) == {name for name, value in measured.items() if value}
-    assert {"cluster.nvme", "cluster.host_bandwidth", "storage.per_node"} <= set(figures)
+    assert {"cluster.nvme", "cluster.host_memory", "storage.per_node"} <= set(figures)
     for name, figure in figures.items():
         assert figure.value == pytest.approx(measured[name], rel=1e-4)
         assert "measured by forebay doctor" in figure.source

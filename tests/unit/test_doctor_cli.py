@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from forebay.cli import app, doctor
+from forebay.doctor.finding import Verdict
 from forebay.errors import UsageError
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (("s3://",), "expected s3://bucket/run"),
+        (("s3://bucket/run?nonsense=1",), "unknown option nonsense"),
+        (("s3://bucket/run?part_size=some",), "?part_size='some'"),
+        (("s3://bucket/run?path_style=perhaps",), "?path_style='perhaps'"),
+        (("ftp://x/y",), "unknown scheme 'ftp'"),
+        (("",), "expected a directory or a URL"),
+        (("file://elsewhere/run",), "expected file:///absolute/path"),
         (("--peer", "7300"), "--peer '7300': expected HOST:PORT"),
         (("--local", "/nowhere/at/all"), "--local /nowhere/at/all: expected a directory"),
         (("--seconds", "0"), "--seconds: expected more than 0"),
@@ -62,3 +71,16 @@ def test_expectations_are_the_plans(tmp_path: Path) -> None:
     assert "cluster.d2h" not in stores.expected
     assert all(name.startswith(("cluster.", "storage.")) for name in ours.expected)
     assert not any(isinstance(each.value, str) for each in ours.expected.values())
+
+
+def test_a_disk_without_threads_is_a_failed_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    (found,) = doctor._local(tmp_path, {}, 0.01, 2**20)
+    assert found.verdict is Verdict.FAILED
+    assert "pids" in found.to_do
+    assert list(tmp_path.iterdir()) == []

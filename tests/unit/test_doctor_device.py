@@ -159,6 +159,7 @@ def test_the_slowest_of_all_counts() -> None:
     assert together.field == "cluster.d2h"
     assert pageable.measured == pytest.approx(8e9)
     assert pageable.field == "cluster.d2h_pageable"
+    assert "noisy" not in together.note
     assert len(told) == 3
     assert cuda.registered == set()
 
@@ -180,3 +181,15 @@ def test_memory_that_cannot_be_pinned() -> None:
     assert [each.verdict.value for each in found] == ["failed", "failed", "measured"]
     assert "cudaHostRegister" in found[0].note
     assert cuda.registered == set()
+    assert "memlock" not in found[0].note
+    assert "CUDA pins past ulimit -l" in found[0].to_do
+
+
+def test_rounds_that_differ_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = iter([[0.5], [0.001], [0.002], [0.001]])
+    monkeypatch.setattr(device._Bench, "_batch", lambda *_: next(seen))  # the first warms up
+    monkeypatch.setattr(device, "_MOST_BATCHES", 3)
+    bench = device._Bench(Torch(Cuda([1e9])), 1, 10**6, 60.0)
+    found = bench.alone("one GPU to pinned", {}, True)
+    assert found.measured == pytest.approx(3 * 4e6 / 0.004)
+    assert "noisy, 3 rounds of 2 GB/s to 4 GB/s" in found.note

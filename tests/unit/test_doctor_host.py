@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import shutil
 import tempfile
+import threading
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import pytest
 from forebay.doctor import disk, limits, memory
 from forebay.doctor.finding import Finding, Verdict
 from forebay.doctor.limits import Limits, read_limits
-from forebay.doctor.samples import summarize
+from forebay.doctor.numa import node_cpus
+from forebay.doctor.samples import spread, summarize
+from forebay.doctor.starved import starved
 from forebay.errors import UsageError
 from forebay.plan.figure import Figure
 from forebay.storage import durable
@@ -49,7 +52,8 @@ def test_numbers_of_threads() -> None:
     assert memory.counts(8) == [1, 2, 4, 8]
 
 
-def test_memory_is_measured() -> None:
+def test_memory_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "last_level_cache_bytes", lambda: 0)
     lines = by_name(memory.measure({}, seconds=0.02, size_bytes=8 * MIB, told=silent))
     traffic, copies = lines["host memory traffic"], lines["host copy"]
     assert traffic.field == "cluster.host_bandwidth"
@@ -57,6 +61,86 @@ def test_memory_is_measured() -> None:
     assert all(each.measured for each in lines.values())
     assert {each.verdict for each in lines.values()} == {Verdict.MEASURED}
     assert lines["first touch by the kernel"].field == ""
+    assert "3 rounds of" in traffic.note
+
+
+def test_what_the_cache_gave_is_not_planned_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "last_level_cache_bytes", lambda: 64 * MIB)
+    found = memory.measure({}, seconds=0.02, size_bytes=32 * MIB, told=silent)
+    assert "partly in the cache of 67.1 MB" in found[0].note
+    assert not any(each.field for each in found)
+
+
+def test_the_spread_of_rounds() -> None:
+    assert spread([2e9]) == "1 round"
+    assert spread([2e9, 1.5e9, 1.9e9]) == "3 rounds of 1.5 GB/s to 2 GB/s"
+    assert spread([2e9, 1e9]).startswith("noisy, 2 rounds of 1 GB/s")
+    assert spread([2e9] * 500 + [1e9] + [2e9] * 499).startswith("1,000 rounds of 1.98 GB/s")
+    assert spread([2e9] * 500 + [1e9] * 500).startswith("noisy, 1,000 rounds")
+
+
+def test_cores_near_to_each_memory(tmp_path: Path) -> None:
+    for number, cpus in ((0, "0-1,4"), (1, "2-3,5\n"), (2, ""), (10, "8-9"), (3, "what?")):
+        place = tmp_path / f"sys/devices/system/node/node{number}"
+        place.mkdir(parents=True)
+        (place / "cpulist").write_text(cpus)
+    every = set(range(10))
+    assert node_cpus(every, tmp_path) == [{0, 1, 4}, {2, 3, 5}, {8, 9}]
+    assert node_cpus({0, 3}, tmp_path) == [{0}, {3}]
+    assert node_cpus(every, tmp_path / "none") == []
+
+
+def test_each_thread_touches_its_own_memory_on_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Touched(list[Any]):
+        """In place of memory: who wrote which part before anything was copied."""
+
+        def __setitem__(self, part: Any, _: Any) -> None:
+            self.append((threading.current_thread(), part.start, part.stop))
+
+    bound: dict[threading.Thread, set[int]] = {}
+    monkeypatch.setattr(
+        "os.sched_setaffinity", lambda _, cpus: bound.update({threading.current_thread(): cpus})
+    )
+    copies = memory._Copies(4096, 4, [{0, 1}, {2, 3}])
+    source, target = Touched(), Touched()
+    copies._source, copies._target = source, target  # type: ignore[assignment]
+    monkeypatch.setattr(copies, "_round", lambda _: 1.0)
+    assert copies.rates(0.001) == [4.0] * 3
+    for touched in (source, target):
+        parts = {start: bound[thread] for thread, start, _ in touched}
+        assert parts == {0: {0, 1}, 1024: {2, 3}, 2048: {0, 1}, 3072: {2, 3}}
+        assert {end - start for _, start, end in touched} == {1024}
+    assert threading.main_thread() not in bound
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_no_threads_to_be_had(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    start, left = threading.Thread.start, [after]
+
+    def refuse(thread: threading.Thread) -> None:
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(memory, "counts", lambda _: [2])
+    (found,) = memory.measure({}, seconds=0.01, size_bytes=2 * MIB, told=silent)
+    assert found.verdict is Verdict.FAILED
+    assert "no thread" in found.note
+    assert "pids" in found.to_do
+    assert not [one for one in threading.enumerate() if one.name == "copies"]
+
+
+def test_a_fault_in_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(memory, "stay_near", fail)
+    (found,) = memory.measure({}, seconds=0.01, size_bytes=2 * MIB, told=silent)
+    assert "no memory" in found.note
+    with pytest.raises(RuntimeError, match="a bug"):
+        starved("memory", "any", RuntimeError("a bug"))
 
 
 def test_memory_below_what_the_plan_assumes() -> None:
@@ -159,6 +243,7 @@ def test_the_filesystem_is_that_of_the_nearest_mount(tmp_path: Path) -> None:
 HERE: dict[str, Any] = {
     "memlock_bytes": None,
     "open_files": 65536,
+    "runtime": Path("/dev/shm/forebay-1000"),
     "shared_bytes": 10**12,
     "shared_free_bytes": 10**12,
     "memory_bytes": 2 * 10**12,
@@ -187,20 +272,20 @@ HERE: dict[str, Any] = {
 )
 def test_limits(change: dict[str, Any], bad: set[str]) -> None:
     found = limits.judge(
-        Limits(**{**HERE, **change}), expect(host_memory=2e12), arena_bytes=6e9, pins=True
+        Limits(**{**HERE, **change}), expect(host_memory=2e12), arena_bytes=6e9, rdma=True
     )
     assert {each.name for each in found if not each.verdict.holds} == bad
     assert all(each.to_do for each in found if not each.verdict.holds)
 
 
 def test_limits_that_nobody_needs() -> None:
-    """Without a GPU nothing is pinned, and without a plan nothing is known of arenas."""
+    """Without a fabric nothing is registered, and without a plan nothing is known of arenas."""
     low = Limits(**{**HERE, "memlock_bytes": 65536, "shared_free_bytes": 64 * MIB})
-    for arena_bytes, pins in ((None, True), (None, False)):
-        found = by_name(limits.judge(low, {}, arena_bytes=arena_bytes, pins=pins))
+    for arena_bytes, rdma in ((None, True), (None, False)):
+        found = by_name(limits.judge(low, {}, arena_bytes=arena_bytes, rdma=rdma))
         assert found["locked memory"].verdict is Verdict.MEASURED
         assert found["shared memory"].verdict is Verdict.MEASURED
-    found = by_name(limits.judge(low, {}, arena_bytes=1e6, pins=False))
+    found = by_name(limits.judge(low, {}, arena_bytes=1e6, rdma=False))
     assert found["locked memory"].verdict is Verdict.MEASURED
 
 
@@ -227,6 +312,28 @@ def test_limits_are_read(tmp_path: Path) -> None:
     put("sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", "4294967296\n")
     put("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")
     assert read_limits(tmp_path, given.get).cgroup_bytes == 2**32
+
+
+def test_shared_memory_is_where_the_arenas_lie(tmp_path: Path) -> None:
+    def read(runtime: str) -> Limits:
+        return read_limits(tmp_path, lambda _: None, Path(runtime))
+
+    assert read("/dev/shm/forebay-1000").shared_bytes is None  # not the room of /dev
+    assert "/dev/shm is not there" in limits._shared(read("/dev/shm/forebay-1000"), None).note
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    assert read("/dev/shm/forebay-1000").shared_bytes
+    (tmp_path / "scratch").mkdir()
+    other = read("/scratch/jobs/forebay")  # made when a job starts
+    assert other.shared_bytes == shutil.disk_usage(tmp_path).total
+    assert "in /scratch/jobs/forebay" in limits._shared(other, None).note
+
+
+def test_the_runtime_directory_in_use_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_RUNTIME_DIR", str(tmp_path))
+    found = by_name(limits.measure({}, told=silent))["shared memory"]
+    assert f"in {tmp_path};" in found.note
 
 
 def test_limits_of_this_machine() -> None:

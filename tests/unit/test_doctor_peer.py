@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from forebay.doctor import peer
+from forebay.doctor.deadline import side_by_side, within
 from forebay.doctor.finding import Finding, Verdict
 from forebay.doctor.frames import parse_address, proof, read_frame, send_frame
 from forebay.doctor.listener import Listener, listen
 from forebay.doctor.route import Link, link_to
+from forebay.doctor.starved import NO_THREAD
 from forebay.errors import StoreError, UsageError
 from forebay.plan.figure import Figure
 
@@ -51,16 +53,31 @@ def test_there_and_back() -> None:
     with listening() as listener:
         up, down, trip = measure(listener.shown)
         assert len(measure(listener.shown)) == 3
-    assert (up.name, up.field) == ("to the peer", "cluster.peer")
+    assert (up.name, up.field) == ("to the peer", "")
     assert (down.name, down.field) == ("from the peer", "")
     assert (trip.name, trip.field) == ("round trip", "")
     assert all(each.measured for each in (up, down, trip))
     assert up.expected is None  # loopback has no link
+    assert "no link" in up.note
     assert listener.sessions == 2
 
 
-def test_the_plans_rate_is_what_is_expected() -> None:
+@pytest.mark.parametrize(
+    ("up", "down", "written"), [(9e9, 3e9, "from the peer"), (3e9, 9e9, "to the peer")]
+)
+def test_the_slower_way_is_written(
+    monkeypatch: pytest.MonkeyPatch, up: float, down: float, written: str
+) -> None:
+    monkeypatch.setattr(peer._Session, "is_here", lambda _: False)
+    monkeypatch.setattr(peer._Session, "rate", lambda _, role, __: {"up": up, "down": down}[role])
+    with listening() as listener:
+        found = measure(listener.shown)
+    assert {each.name: each.field for each in found if each.field} == {written: "cluster.peer"}
+
+
+def test_the_plans_rate_is_what_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = {"cluster.peer": Figure(value=1e15, source="a dream")}
+    monkeypatch.setattr(peer._Session, "is_here", lambda _: False)
     with listening() as listener:
         up, down, _ = peer.measure(
             listener.shown, expected, token=TOKEN, seconds=0.02, told=silent, streams=1
@@ -78,12 +95,65 @@ def test_loopback_stands_for_no_peer() -> None:
     assert not [one for one in threading.enumerate() if one.name == "listen"]
 
 
+def starve(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Only so many threads are to be had from now on."""
+    start, left = threading.Thread.start, [after]
+
+    def refuse(thread: threading.Thread) -> None:
+        if not left[0]:
+            raise RuntimeError(NO_THREAD)
+        left[0] -= 1
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 4])
+def test_no_threads_for_loopback(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    starve(monkeypatch, after)
+    (found,) = measure(None)
+    assert found.verdict is Verdict.FAILED
+    assert "no thread" in found.note
+    assert "pids" in found.to_do
+    monkeypatch.undo()
+    assert not [one for one in threading.enumerate() if one.name == "listen"]
+
+
+def test_no_threads_to_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening() as listener:
+        starve(monkeypatch, 5)  # the listener's for control and three streams, and one of ours
+        (found,) = measure(listener.shown)
+        monkeypatch.undo()
+    assert found.verdict is Verdict.FAILED
+    assert "pids" in found.to_do
+
+
+def test_a_single_call_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written is taken away even then."""
+    starve(monkeypatch, 0)
+    assert within(lambda: 7, timeout_s=1.0, what="any") == 7
+    with pytest.raises(RuntimeError, match="pids"):
+        side_by_side([lambda: 7, lambda: 8], timeout_s=1.0, what="any")
+
+
+def test_loopback_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    (found,) = measure(None)
+    assert found.verdict is Verdict.FAILED
+    assert "ip link set lo up" in found.to_do
+
+
 @pytest.mark.parametrize("token", ["another word", None, ""])
 def test_a_wrong_token_is_refused(token: str | None) -> None:
     with listening() as listener:
         (found,) = measure(listener.shown, token=token)
         assert found.verdict is Verdict.FAILED
         assert "wrong token" in found.note
+        assert "--token" in found.to_do
+        assert "--listen" not in found.to_do
         assert len(measure(listener.shown)) == 3
     assert listener.sessions == 1
 
@@ -151,6 +221,7 @@ def test_one_session_at_a_time() -> None:
         assert answer["ok"] is True
         (found,) = measure(listener.shown)
         assert "busy" in found.note
+        assert "when the other session has ended" in found.to_do
         first.close()
         assert len(measure(listener.shown)) == 3
 
@@ -263,17 +334,17 @@ def test_the_link_of_a_route(tmp_path: Path) -> None:
     assert link_to("10.10.1.7", here, tmp_path / "none") is None
 
 
-def test_the_plan_or_the_link_whichever_is_more() -> None:
+def test_one_link_is_expected_of_one_link() -> None:
     fast = Link(interface="bond0", bits_per_s=400e9)
     unknown = Link(interface="ib0", bits_per_s=None)
     low = Figure(value=12e9, source="the plan")
-    high = Figure(value=80e9, source="the plan")
-    assert peer.expectation(high, fast) is high
-    assert peer.expectation(low, unknown) is low
+    high = Figure(value=80e9, source="two links at 80 %")
+    assert peer.expectation(high, unknown) is high
     assert peer.expectation(low, None) is low
     assert peer.expectation(None, unknown) is None
-    for planned in (low, None):
+    for planned in (low, high, None):
         found = peer.expectation(planned, fast)
         assert found is not None
         assert found.value == pytest.approx(47e9)
         assert "400 Gbit/s" in found.source
+        assert ("more links together: 80 GB/s" in found.source) == (planned is high)

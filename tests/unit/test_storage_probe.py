@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import msgspec
 import pytest
 
@@ -46,6 +48,23 @@ def test_a_good_store() -> None:
     assert finding.exclusive
     assert (finding.winners, finding.creators, finding.again) == (1, 16, "exists")
     assert "exactly one won" in str(finding)
+    assert list(store.list("")) == []
+
+
+def test_without_threads_nobody_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, left = threading.Thread.start, [3]
+
+    def refuse(thread: threading.Thread) -> None:
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr("forebay.storage.probe._START_S", None)  # the three would wait for ever
+    store = MemoryStore()
+    with pytest.raises(RuntimeError, match="new thread"):
+        probe(store, probe_key)
     assert list(store.list("")) == []
 
 

@@ -13,6 +13,7 @@ from typer.main import get_command
 
 import forebay
 from forebay.cli.output import say_error
+from forebay.cli.stdout import UnreadError, checked
 from forebay.errors import ForebayError
 
 _STYLE: dict[str, Any] = {
@@ -66,15 +67,15 @@ def _root(
 def main() -> None:
     """Entry point: one clear line for what went wrong, a traceback only for a bug."""
     try:
-        app()
+        with checked():
+            app()
+    except UnreadError:
+        sys.exit(0)
     except ForebayError as error:
         say_error(str(error))
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except Exception as error:
         if os.environ.get("FOREBAY_TRACEBACK"):
             raise

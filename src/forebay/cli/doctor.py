@@ -21,8 +21,10 @@ from forebay.doctor import device, disk, fastpath, limits, links, memory, peer, 
 from forebay.doctor.finding import SLOW_BELOW, Expected, Finding, Verdict, judged
 from forebay.doctor.frames import MOST_STREAMS, parse_address
 from forebay.doctor.listener import listen as serve
+from forebay.doctor.starved import starved
 from forebay.errors import UsageError
 from forebay.plan.figure import Figure, Kind
+from forebay.storage.address import check_url
 from forebay.units import parse_bytes, parse_fraction, parse_seconds
 
 _STYLES = {
@@ -147,8 +149,10 @@ def doctor(
         parse_address(peer_at, "--peer")
     if local is not None:
         disk.check(local)
-    here = fastpath.read_paths().gpu
-    plan = _expectations(preset, cluster, storage, file, here)
+    if url is not None:
+        check_url(url)
+    paths = fastpath.read_paths()
+    plan = _expectations(preset, cluster, storage, file, paths.gpu)
     expected = plan.expected
     if write is not None and not write.absolute().parent.is_dir():
         raise UsageError(f"--write {write}: {write.absolute().parent} is no directory: make it")
@@ -167,7 +171,7 @@ def doctor(
         streams=streams,
         timeout_s=timeout_s,
     )
-    found += limits.measure(expected, arena_bytes=plan.arena_bytes, pins=here, told=_told)
+    found += limits.measure(expected, arena_bytes=plan.arena_bytes, rdma=paths.fabric, told=_told)
     _told("links and fast paths")
     found += [*links.measure(), *fastpath.measure()]
     found = [judged(each, part) for each in found]
@@ -204,7 +208,10 @@ def _local(
     if directory is None:
         note, advice = "no directory was given", "--local DIR measures the disk it lies on"
         return [_not_given("local disk", note, advice)]
-    return disk.measure(directory, expected, seconds=seconds, size_bytes=size_bytes, told=_told)
+    try:
+        return disk.measure(directory, expected, seconds=seconds, size_bytes=size_bytes, told=_told)
+    except (RuntimeError, MemoryError) as error:  # its pool of threads
+        return [starved("local disk", "write", error)]
 
 
 def _store(

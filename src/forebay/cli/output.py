@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import sys
 from pathlib import Path
@@ -36,12 +37,14 @@ def write_text(path: Path, text: str, flag: str) -> None:
 
 def say_aside(text: str) -> None:
     """One line on stderr that is no error."""
-    sys.stderr.write(text + "\n")
+    with contextlib.suppress(BrokenPipeError):  # whoever reads no more misses nothing
+        sys.stderr.write(text + "\n")
 
 
 def say_error(text: str) -> None:
     """One line on stderr, whatever the text holds."""
-    sys.stderr.write("forebay: " + " ".join(text.split()) + "\n")
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.write("forebay: " + " ".join(text.split()) + "\n")
 
 
 def when(seconds: float) -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from forebay.doctor.starved import ADVICE, is_starved
 from forebay.errors import DeadlineError
 from forebay.units import show_seconds
 
@@ -52,13 +53,25 @@ def side_by_side(
     """What every call returns, each in a thread of its own, all begun at once.
 
     ``late`` is called, by its thread, for each call that ends after nobody waited for it any more.
-    Raises what the first that failed raised, or DeadlineError that names ``what``.
+    Raises what the first that failed raised, DeadlineError that names ``what``, or RuntimeError
+    where the system gives no further thread.
     """
-    deadline_s = time.monotonic() + timeout_s
     started: list[_Call[_T]] = []
     try:
         for call in calls:
             started.append(_Call(call, late))  # noqa: PERF401 - those begun are given up in the end
+    except BaseException as error:
+        for one in started:
+            one.give_up()
+        if is_starved(error):
+            raise RuntimeError(f"{error}: {ADVICE}") from None
+        raise
+    return _results(started, timeout_s, what)
+
+
+def _results(started: Sequence[_Call[_T]], timeout_s: float, what: str) -> list[_T]:
+    deadline_s = time.monotonic() + timeout_s
+    try:
         for one in started:
             if not one.ended.wait(max(0.0, deadline_s - time.monotonic())):
                 raise DeadlineError(f"{what}: no answer within {show_seconds(timeout_s)}")
@@ -78,5 +91,15 @@ def within(
     what: str,
     late: Callable[[], object] | None = None,
 ) -> _T:
-    """What ``call`` returns. Raises as ``side_by_side``."""
-    return side_by_side([call], timeout_s=timeout_s, what=what, late=late)[0]
+    """What ``call`` returns. Raises as ``side_by_side``.
+
+    Where there is no further thread it is called in this one, without a deadline: what was written
+    has to be taken away all the same.
+    """
+    try:
+        one = _Call(call, late)
+    except RuntimeError as error:
+        if not is_starved(error):
+            raise
+        return call()
+    return _results([one], timeout_s, what)[0]

@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import harmonic_mean
 from typing import Any
 
 from forebay.doctor.finding import Expected, Finding, Verdict, compare
+from forebay.doctor.samples import spread
 from forebay.errors import DeadlineError
 from forebay.plan.figure import Kind
 from forebay.units import show_bytes, show_rate
@@ -95,8 +97,8 @@ class _Bench:
     def alone(self, name: str, expected: Expected, pinned: bool) -> Finding:
         """The first GPU by itself."""
         with self._lane(0, pinned) as lane:
-            (rate,) = self._run([lane])
-        return self._finding(name, rate, expected, pinned, "the others idle")
+            (rounds,) = self._run([lane])
+        return self._finding(name, rounds, expected, pinned, "the others idle")
 
     def together(self, name: str, expected: Expected) -> Finding:
         """All GPUs at once; the slowest counts, since the pause ends with it."""
@@ -105,24 +107,26 @@ class _Bench:
         try:
             for lane in lanes:
                 entered.append(lane.__enter__())  # noqa: PERF401 - those entered are left
-            rates = self._run(entered)
+            lanes_rounds = self._run(entered)
         finally:
             for lane in reversed(lanes[: len(entered)]):
                 lane.__exit__(None, None, None)
-        note = f"slowest of {self._count}, fastest {show_rate(max(rates))}"
-        return self._finding(name, min(rates), expected, True, note)
+        slowest = min(lanes_rounds, key=harmonic_mean)
+        fastest = max(map(harmonic_mean, lanes_rounds))
+        note = f"slowest of {self._count}, fastest {show_rate(fastest)}"
+        return self._finding(name, slowest, expected, True, note)
 
     def _finding(
-        self, name: str, rate: float, expected: Expected, pinned: bool, note: str
+        self, name: str, rounds: list[float], expected: Expected, pinned: bool, note: str
     ) -> Finding:
         return compare(
             name=name,
             hop=_HOP,
             kind=Kind.RATE,
-            measured=rate,
+            measured=harmonic_mean(rounds),  # of rounds of one size: all bytes by all the time
             expected=expected,
             field="cluster.d2h" if pinned else "cluster.d2h_pageable",
-            note=f"{show_bytes(self._nbytes)} a copy, {note}",
+            note=f"{show_bytes(self._nbytes)} a copy, {note}; {spread(rounds)}",
             advice=_ADVICE,
         )
 
@@ -140,7 +144,7 @@ class _Bench:
                     if code:
                         raise RuntimeError(
                             f"cudaHostRegister of {show_bytes(self._nbytes)}: CUDA error {code}: "
-                            "saves would copy to pageable memory: raise memlock (ulimit -l)"
+                            "saves would copy to pageable memory"
                         )
                     registered = True
                 device = torch.zeros(self._nbytes, dtype=torch.uint8, device=f"cuda:{number}")
@@ -154,21 +158,21 @@ class _Bench:
                 finally:
                     cuda.cudart().cudaHostUnregister(host.data_ptr())
 
-    def _run(self, lanes: list[_Lane]) -> list[float]:
-        """Bytes/s of each lane, all copying at the same time, for the time given."""
-        for warm in (True, False):
-            spent_s = [0.0] * len(lanes)
-            batches = 0
-            ends_s = time.monotonic() + self._seconds
-            while not batches or (time.monotonic() < ends_s and batches < _MOST_BATCHES):
-                for lane in lanes:
-                    lane.begin(1 if warm else _COPIES)
-                for at, lane in enumerate(lanes):
-                    spent_s[at] += lane.wait_s()
-                batches += 1
-                if warm:
-                    break
-        return [batches * _COPIES * self._nbytes / max(spent, 1e-9) for spent in spent_s]
+    def _run(self, lanes: list[_Lane]) -> list[list[float]]:
+        """Bytes/s of each lane by round, all copying at the same time, for the time given."""
+        self._batch(lanes, 1)
+        rounds: list[list[float]] = [[] for _ in lanes]
+        ends_s = time.monotonic() + self._seconds
+        while not rounds[0] or (time.monotonic() < ends_s and len(rounds[0]) < _MOST_BATCHES):
+            for rates, spent_s in zip(rounds, self._batch(lanes, _COPIES), strict=True):
+                rates.append(_COPIES * self._nbytes / max(spent_s, 1e-9))
+        return rounds
+
+    def _batch(self, lanes: list[_Lane], copies: int) -> list[float]:
+        """Seconds that so many copies take, of each lane."""
+        for lane in lanes:
+            lane.begin(copies)
+        return [lane.wait_s() for lane in lanes]
 
 
 class _Lane:
@@ -215,5 +219,6 @@ def _failed(name: str, error: Exception) -> Finding:
         kind=Kind.RATE,
         verdict=Verdict.FAILED,
         note=lines[0],
-        advice="see nvidia-smi and the kernel's log, free memory of the GPU, then measure again",
+        advice="see nvidia-smi and the kernel's log, free memory of the GPU and of the host (the "
+        "container's memory limit), then measure again; CUDA pins past ulimit -l",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from forebay.config import RUNTIME_VARIABLE, runtime_directory
 from forebay.doctor.finding import Expected, Finding, Told, Verdict, compare
 from forebay.plan.figure import Kind
 from forebay.units import show_bytes
@@ -18,6 +20,7 @@ _HOP = "limits"
 _FILES = 4096
 """Open files that suffice an agent: sockets of ranks and peers, parts in flight, mappings."""
 _CGROUP_NONE = 2**60  # version 1 writes a huge number for no limit
+_SHARED = Path("/dev/shm")  # noqa: S108 - where Linux has it
 _THP = re.compile(r"\[(\w+)\]")
 
 
@@ -27,6 +30,8 @@ class Limits:
 
     memlock_bytes: int | None
     open_files: int | None
+    runtime: Path
+    """Where the arenas lie, and what ``shared`` is the room of."""
     shared_bytes: int | None
     shared_free_bytes: int | None
     memory_bytes: int
@@ -44,17 +49,23 @@ def soft_limit(which: int) -> int | None:
 
 
 def read_limits(
-    root: Path = Path("/"), limit_of: Callable[[int], int | None] = soft_limit
+    root: Path = Path("/"),
+    limit_of: Callable[[int], int | None] = soft_limit,
+    runtime: Path | None = None,
 ) -> Limits:
-    """The limits of this process and machine."""
-    shared = root / "dev/shm"
-    usage = shutil.disk_usage(shared) if shared.is_dir() else None
+    """The limits of this process and machine; arenas lie in ``runtime``, the one in use for None.
+
+    Raises nothing.
+    """
+    runtime = (runtime_directory() if runtime is None else runtime).absolute()
+    usage = _usage(root, runtime)
     thp = _THP.search(_text(root / "sys/kernel/mm/transparent_hugepage/shmem_enabled"))
     return Limits(
         memlock_bytes=limit_of(resource.RLIMIT_MEMLOCK),
+        runtime=runtime,
         open_files=limit_of(resource.RLIMIT_NOFILE),
-        shared_bytes=None if usage is None else usage.total,
-        shared_free_bytes=None if usage is None else usage.free,
+        shared_bytes=None if usage is None else usage[0],
+        shared_free_bytes=None if usage is None else usage[1],
         memory_bytes=_memory_bytes(root),
         cgroup_bytes=_cgroup_bytes(root),
         cores=len(os.sched_getaffinity(0)),
@@ -64,14 +75,14 @@ def read_limits(
 
 
 def judge(
-    found: Limits, expected: Expected, *, arena_bytes: float | None, pins: bool
+    found: Limits, expected: Expected, *, arena_bytes: float | None, rdma: bool
 ) -> list[Finding]:
-    """A line for each. ``arena_bytes``: the plan's arenas of a node; ``pins``: a GPU is here."""
+    """A line for each. ``arena_bytes``: the plan's arenas of a node; ``rdma``: a fabric is here."""
     return [
         _memory(found, expected),
         _shared(found, arena_bytes),
         _huge(found),
-        _locked(found, arena_bytes if pins else None),
+        _locked(found, arena_bytes if rdma else None),
         _limit(
             "open files",
             Kind.COUNT,
@@ -86,11 +97,11 @@ def judge(
 
 
 def measure(
-    expected: Expected, *, arena_bytes: float | None = None, pins: bool = False, told: Told
+    expected: Expected, *, arena_bytes: float | None = None, rdma: bool = False, told: Told
 ) -> list[Finding]:
     """The limits here, judged."""
     told(_HOP)
-    return judge(read_limits(), expected, arena_bytes=arena_bytes, pins=pins)
+    return judge(read_limits(), expected, arena_bytes=arena_bytes, rdma=rdma)
 
 
 def _memory(found: Limits, expected: Expected) -> Finding:
@@ -119,8 +130,8 @@ def _shared(found: Limits, arena_bytes: float | None) -> Finding:
             hop=_HOP,
             kind=Kind.BYTES,
             verdict=Verdict.OFF,
-            note="/dev/shm is not there",  # noqa: S108 - where Linux has it
-            advice="mount a tmpfs on /dev/shm, or set FOREBAY_RUNTIME_DIR to one",
+            note=f"{_home(found.runtime)} is not there, or cannot be read",
+            advice=f"mount a tmpfs on /dev/shm, or set {RUNTIME_VARIABLE} to one",
         )
     return _limit(
         "shared memory",
@@ -128,9 +139,10 @@ def _shared(found: Limits, arena_bytes: float | None) -> Finding:
         free,
         arena_bytes,
         "the plan's arenas of a node",
-        note=f"free of {show_bytes(found.shared_bytes or 0)} in /dev/shm; arenas lie there",
-        advice="enlarge it (mount -o remount,size=... /dev/shm; docker --shm-size; an emptyDir of "
-        "medium Memory), or take fewer slots",
+        note=f"free of {show_bytes(found.shared_bytes or 0)} in {_home(found.runtime)}; arenas lie "
+        "there",
+        advice="enlarge it (mount -o remount,size=... of that tmpfs; docker --shm-size; an "
+        f"emptyDir of medium Memory), set {RUNTIME_VARIABLE} to a larger one, or take fewer slots",
     )
 
 
@@ -151,7 +163,7 @@ def _locked(found: Limits, pinned_bytes: float | None) -> Finding:
         Kind.BYTES,
         found.memlock_bytes,
         pinned_bytes,
-        "the plan's arenas, pinned",
+        "the plan's arenas, registered with the fabric",
         note="soft limit; RDMA registers within it, CUDA pins past it",
         advice="ulimit -l unlimited (LimitMEMLOCK=infinity of the unit; --ulimit memlock=-1)",
     )
@@ -197,6 +209,22 @@ def _limit(
         note=note,
         advice=advice,
     )
+
+
+def _home(runtime: Path) -> Path:
+    """What a person knows the directory of the arenas by."""
+    return _SHARED if runtime.is_relative_to(_SHARED) else runtime
+
+
+def _usage(root: Path, runtime: Path) -> tuple[int, int] | None:
+    """Bytes in all and free where ``runtime`` is or will be made; None where there is nothing."""
+    for place in (runtime, *runtime.parents):
+        with contextlib.suppress(OSError):
+            usage = shutil.disk_usage(root / place.relative_to("/"))
+            return usage.total, usage.free
+        if place == _SHARED:  # what is above it is no shared memory
+            return None
+    return None
 
 
 def _text(path: Path) -> str:

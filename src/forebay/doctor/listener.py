@@ -23,10 +23,14 @@ from forebay.doctor.frames import (
     read_frame,
     send_frame,
 )
+from forebay.doctor.starved import ADVICE
 from forebay.errors import ForebayError, UsageError
 from forebay.units import show_seconds
 
 LOOPBACK = "127.0.0.1"
+WRONG_TOKEN, BUSY = "wrong token", "busy with another session"
+"""Why a caller is refused; it gives advice by it."""
+
 GREETING_S = 5.0
 """In so long a caller says who it is."""
 
@@ -60,10 +64,14 @@ def listen(address: str, *, token: str | None, timeout_s: float, told: Told) -> 
 
 
 class Listener:
-    """A listening socket and the connections it has taken. ``sessions`` counts those begun."""
+    """A listening socket and the connections it has taken. ``sessions`` counts those begun.
+
+    ``starved``: a caller had to be sent away since the system gave no further thread.
+    """
 
     def __init__(self, host: str, port: int, token: str | None, told: Told) -> None:
         self.sessions = 0
+        self.starved = False
         self._token, self._told = token, told
         self._over = threading.Event()
         self._lock = threading.Condition()
@@ -108,7 +116,15 @@ class Listener:
                 continue
             thread = threading.Thread(target=self._run, args=(caller,), name="listen", daemon=True)
             self._threads.add(thread)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # it never ran, nobody may wait for it
+                self.starved = True
+                self._threads.discard(thread)
+                with self._lock:
+                    self._open.discard(caller)
+                close(caller)
+                self._told("a caller was sent away: no thread to be had: " + ADVICE)
 
     def close(self) -> None:
         """Take no more, end what there is."""
@@ -142,7 +158,7 @@ class Listener:
         seconds = min(max(float(hello.get("seconds", 1.0)), 0.0), _LONGEST_S)
         known = proof(self._token, nonce, role)
         if not hmac.compare_digest(known.encode(), str(hello.get("proof")).encode()):
-            send_frame(caller, ok=False, why="wrong token")
+            send_frame(caller, ok=False, why=WRONG_TOKEN)
             return
         caller.settimeout(_IDLE_S + 4 * seconds)
         if role == "control":
@@ -167,7 +183,7 @@ class Listener:
                 self._session = own
                 self.sessions += 1
         if not free:
-            send_frame(caller, ok=False, why="busy with another session: try again later")
+            send_frame(caller, ok=False, why=f"{BUSY}: try again later")
             return
         try:
             self._told(f"a session of {caller.getpeername()[0]}")

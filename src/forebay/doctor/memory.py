@@ -5,20 +5,26 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import statistics
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from forebay.doctor.finding import Expected, Finding, Told, Verdict, compare, failed
+from forebay.doctor.finding import Expected, Finding, Told, Verdict, compare
+from forebay.doctor.numa import node_cpus, stay_near
+from forebay.doctor.samples import spread
+from forebay.doctor.starved import starved
 from forebay.plan.figure import Kind
 from forebay.units import parse_bytes, show_bytes, show_rate
 
 _HOP = "memory"
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python's mmap names it only from 3.14 on
 _TOUCH_BYTES = 2**28
+_ROUNDS = 3
 _BEYOND_CACHE = 4
 """Buffers this many times the last-level cache are copied from memory, not from the cache."""
 
@@ -37,15 +43,16 @@ def measure(
     size_bytes = max(size_bytes, 2 * cores * mmap.PAGESIZE)
     told(f"{_HOP}: copies by 1 to {cores} threads")
     try:
-        rates = _copy_rates(size_bytes // 2, counts(cores), seconds)
-    except MemoryError:
-        note, advice = f"no {show_bytes(size_bytes)} to be had", "measure with a smaller --size"
-        return [failed(_HOP, "host memory traffic", Kind.RATE, note, advice)]
+        rounds = _copy_rates(size_bytes // 2, counts(cores), seconds)
+    except (MemoryError, RuntimeError) as error:
+        return [starved(_HOP, "host memory traffic", error)]
+    rates = {count: statistics.median(seen) for count, seen in rounds.items()}
     best = max(rates, key=lambda count: rates[count])
     listed = ", ".join(f"{count}: {show_rate(rate)}" for count, rate in rates.items())
     cache = last_level_cache_bytes()
     cached = cache * _BEYOND_CACHE > size_bytes
     note = f"{best} threads copying {show_bytes(size_bytes / 2)}, read and write"
+    note += f"; copies in {spread(rounds[best])}"
     if cached:
         note += f"; partly in the cache of {show_bytes(cache)}: take a larger --size"
     traffic = compare(
@@ -67,8 +74,14 @@ def measure(
         measured=rates[best],
         note=f"by threads: {listed}",
     )
+    if cached:  # good enough to tell, not to plan with
+        traffic = replace(traffic, field="")
     told(f"{_HOP}: first touch of fresh pages")
-    return [traffic, copies, *_touches(min(_TOUCH_BYTES, size_bytes // 2), rates[1])]
+    try:
+        touches = _touches(min(_TOUCH_BYTES, size_bytes // 2), rates[1])
+    except (MemoryError, OSError):  # a mapping that is refused is an OSError
+        touches = [starved(_HOP, "first touch", MemoryError())]
+    return [traffic, copies, *touches]
 
 
 def counts(cores: int) -> list[int]:
@@ -90,40 +103,76 @@ def last_level_cache_bytes(root: Path = Path("/")) -> int:
     return sum(found.values())
 
 
-def _copy_rates(nbytes: int, threads: list[int], seconds: float) -> dict[int, float]:
-    """Bytes/s by number of threads, which share one pair of touched buffers of ``nbytes``."""
-    source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
-    each = seconds / len(threads)
-    return {count: _copy_rate(source, target, count, each) for count in threads}
+def _copy_rates(nbytes: int, threads: list[int], seconds: float) -> dict[int, list[float]]:
+    """Bytes/s of each round by number of threads, between buffers of ``nbytes``.
+
+    Raises MemoryError, and RuntimeError where there is no further thread.
+    """
+    each = seconds / len(threads) / _ROUNDS
+    return {count: _Copies(nbytes, count, node_cpus()).rates(each) for count in threads}
 
 
-def _copy_rate(source: Bytes, target: Bytes, threads: int, seconds: float) -> float:
-    each = source.nbytes // threads
-    copied = [0] * threads
-    begin = threading.Barrier(threads + 1)
-    stop = threading.Event()
+class _Copies:
+    """Threads that copy, each a part of its own, which it touches first: on the node it runs on."""
 
-    def work(number: int) -> None:
-        part = slice(number * each, (number + 1) * each)
-        begin.wait()
-        while True:  # once at least, however short the time
-            np.copyto(target[part], source[part])  # without the interpreter's lock
-            copied[number] += each
-            if stop.is_set():
-                return
+    def __init__(self, nbytes: int, threads: int, nodes: list[set[int]]) -> None:
+        self._source: Bytes = np.empty(nbytes, np.uint8)
+        self._target: Bytes = np.empty(nbytes, np.uint8)
+        self._each, self._threads, self._nodes = nbytes // threads, threads, nodes
+        self._turn = threading.Barrier(threads + 1)
+        self._stop = threading.Event()
+        self._rates = [0.0] * threads
+        self._errors: list[BaseException] = []
 
-    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
-    for worker in workers:
-        worker.start()
-    begin.wait()
-    began_s = time.perf_counter()
-    try:
-        time.sleep(seconds)
-    finally:
-        stop.set()
-        for worker in workers:
-            worker.join()
-    return sum(copied) / (time.perf_counter() - began_s)
+    def rates(self, seconds: float) -> list[float]:
+        """Bytes/s of all threads together in each round of ``seconds``."""
+        workers: list[threading.Thread] = []
+        found = []
+        try:
+            for number in range(self._threads):
+                worker = threading.Thread(target=self._run, args=(number,), name="copies")
+                worker.start()
+                workers.append(worker)
+            self._turn.wait()  # every page has been touched
+            for _ in range(_ROUNDS):
+                self._stop.clear()
+                self._turn.wait()
+                time.sleep(seconds)
+                self._stop.set()
+                self._turn.wait()
+                found.append(sum(self._rates))
+        except threading.BrokenBarrierError:
+            raise self._errors[0] from None
+        finally:
+            self._stop.set()
+            self._turn.abort()  # nobody waits there any more, unless something went wrong
+            for worker in workers:
+                worker.join()
+        return found
+
+    def _run(self, number: int) -> None:
+        try:
+            stay_near(number, self._nodes)
+            part = slice(number * self._each, (number + 1) * self._each)
+            self._source[part], self._target[part] = 1, 0
+            self._turn.wait()
+            for _ in range(_ROUNDS):
+                self._turn.wait()
+                self._rates[number] = self._round(part)
+                self._turn.wait()
+        except threading.BrokenBarrierError:
+            return
+        except BaseException as error:  # noqa: BLE001 - raised again by whoever waits
+            self._errors.append(error)
+            self._turn.abort()
+
+    def _round(self, part: slice) -> float:
+        """Bytes/s of one thread until it is stopped; one copy at least, however short the time."""
+        began_s, copied = time.perf_counter(), 0
+        while not copied or not self._stop.is_set():
+            np.copyto(self._target[part], self._source[part])  # without the interpreter's lock
+            copied += self._each
+        return copied / max(time.perf_counter() - began_s, 1e-9)
 
 
 def _touches(nbytes: int, warm_bytes_per_s: float) -> list[Finding]:

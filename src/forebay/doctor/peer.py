@@ -19,18 +19,20 @@ from forebay.doctor.frames import (
     VERSION,
     close,
     drain,
+    is_loopback,
     parse_address,
     proof,
     read_block,
     read_frame,
     send_frame,
 )
-from forebay.doctor.listener import LOOPBACK, Listener, send_for
+from forebay.doctor.listener import BUSY, LOOPBACK, WRONG_TOKEN, Listener, send_for
 from forebay.doctor.route import Link, link_to
 from forebay.doctor.samples import Samples, summarize
+from forebay.doctor.starved import NO_THREAD, starved
 from forebay.errors import DeadlineError, DeniedError, ForebayError, StoreError
 from forebay.plan.figure import Figure, Kind
-from forebay.units import show_seconds
+from forebay.units import show_rate, show_seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -53,8 +55,8 @@ def measure(
 ) -> list[Finding]:
     """Rates to and from the listener at ``address``, and the round trip; loopback for None.
 
-    What is expected is the plan's ``cluster.peer`` or what the link of the route should give,
-    whichever is more. Raises UsageError for an address that is none; trouble is a finding.
+    What is expected is what the link of the route should give; the plan's ``cluster.peer`` where
+    that is not known. Raises UsageError for an address that is none; trouble is a finding.
     """
     if address is None:
         return _loopback(seconds, told, streams, timeout_s)
@@ -63,18 +65,22 @@ def measure(
         with _Session(host, port, token, seconds, timeout_s) as session:
             return _across(session, address, expected, told, streams)
     except (ForebayError, OSError) as error:
-        advice = "on the other node: forebay doctor --listen HOST:PORT --token WORD, then again"
-        return [failed(_HOP, "to the peer", Kind.RATE, str(error), advice, "cluster.peer")]
+        return [failed(_HOP, "to the peer", Kind.RATE, str(error), _advice(error), "cluster.peer")]
+    except (RuntimeError, MemoryError) as error:
+        return [starved(_HOP, "to the peer", error)]
 
 
 def expectation(planned: Figure | None, link: Link | None) -> Figure | None:
-    """The plan's rate or the link's, whichever is more: a plan below the link hides a slow link."""
+    """What this one link should give; the plan's rate where the link does not say its speed.
+
+    The plan's rate is of all links of a node together, and streams to one address take one.
+    """
     payload = None if link is None else link.payload_bytes_per_s
     if link is None or link.bits_per_s is None or payload is None:
         return planned
-    if planned is not None and float(planned.value) >= payload:
-        return planned
     source = f"{link.interface} says {link.bits_per_s / 1e9:g} Gbit/s, 94 % of it is payload"
+    if planned is not None and float(planned.value) > payload:
+        source += f"; the plan assumes more links together: {show_rate(float(planned.value))}"
     return Figure(value=payload, source=source)
 
 
@@ -88,22 +94,27 @@ def _across(
     told(f"{_HOP}: {streams} streams from {address}")
     down = session.rate("down", streams)
     link = session.link()
-    wanted = expectation(expected.get("cluster.peer"), link)
+    here = session.is_here()
+    wanted = None if here else expectation(expected.get("cluster.peer"), link)
+    way = "" if link is None else f" by {link.interface}"
+    if here:
+        way = " of this node to itself, which is no link"
     line = partial(
         compare,
         hop=_HOP,
         kind=Kind.RATE,
         expected={} if wanted is None else {"cluster.peer": wanted},
         field="cluster.peer",
-        note=f"{streams} TCP streams{'' if link is None else f' by {link.interface}'}",
+        note=f"{streams} TCP streams{way}",
         advice="see the link's speed, errors and MTU (ethtool, ethtool -S) and what else uses it; "
         "take more --streams where a core is the limit; RDMA gets more out of a fast link than TCP",
     )
-    return [
-        line(name="to the peer", measured=up),
-        replace(line(name="from the peer", measured=down), field=""),
-        _trip("round trip", trip),
-    ]
+    to, back = line(name="to the peer", measured=up), line(name="from the peer", measured=down)
+    if here or down < up:  # the slower way is planned with, and none that is no link
+        to = replace(to, field="")
+    if here or up <= down:
+        back = replace(back, field="")
+    return [to, back, _trip("round trip", trip)]
 
 
 def _loopback(seconds: float, told: Told, streams: int, timeout_s: float) -> list[Finding]:
@@ -113,15 +124,21 @@ def _loopback(seconds: float, told: Told, streams: int, timeout_s: float) -> lis
     listener = Listener(LOOPBACK, 0, token, lambda _: None)
     limit_s = 3 * (seconds + timeout_s)
     thread = threading.Thread(target=listener.serve, args=(limit_s,), name="listen", daemon=True)
-    thread.start()
     try:
+        thread.start()
         with _Session(LOOPBACK, listener.port, token, seconds, timeout_s) as session:
             trip, rate = session.round_trips(), session.rate("up", streams)
     except (ForebayError, OSError) as error:
-        return [failed(_HOP, "loopback", Kind.RATE, str(error), "see the limits below")]
+        if listener.starved:
+            return [starved(_HOP, "loopback", RuntimeError(NO_THREAD))]
+        advice = "see that loopback is up (ip link set lo up) and that no firewall holds it back"
+        return [failed(_HOP, "loopback", Kind.RATE, str(error), advice)]
+    except (RuntimeError, MemoryError) as error:
+        return [starved(_HOP, "loopback", error)]
     finally:
         listener.close()
-        thread.join()
+        if thread.ident is not None:
+            thread.join()
     return [
         Finding(
             name="loopback",
@@ -134,6 +151,18 @@ def _loopback(seconds: float, told: Told, streams: int, timeout_s: float) -> lis
         ),
         _trip("loopback round trip", trip),
     ]
+
+
+def _advice(error: Exception) -> str:
+    """What to do on which node; a listener that answered runs already."""
+    text = str(error)
+    if BUSY in text:
+        return "measure again when the other session has ended: one is served at a time"
+    if WRONG_TOKEN in text:
+        return "give both nodes the same word: --token, or FOREBAY_TOKEN"
+    if isinstance(error, DeniedError):
+        return "measure again; the listener has ended this session"
+    return "on the other node: forebay doctor --listen HOST:PORT --token WORD, then again"
 
 
 def _trip(name: str, seen: Samples) -> Finding:
@@ -171,6 +200,11 @@ class _Session:
     def link(self) -> Link | None:
         """The link that the way to the listener takes."""
         return link_to(self._control.getpeername()[0], self._control.getsockname()[0])
+
+    def is_here(self) -> bool:
+        """Whether the listener is on this very node, which is no link."""
+        there = str(self._control.getpeername()[0])
+        return is_loopback(there) or there == self._control.getsockname()[0]
 
     def round_trips(self) -> Samples:
         """Times of small echoes, one after another."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from urllib.parse import unquote, urlsplit
 
 from forebay.errors import UsageError
 from forebay.storage import directory, memory
-from forebay.storage.endpoint import parse_remote
+from forebay.storage.endpoint import LEAST_PART_BYTES, parse_remote
 from forebay.storage.store import Store
 
 STORE_GROUP = "forebay.stores"
@@ -61,13 +61,35 @@ def open_store(
         from forebay.storage import remote  # obstore and botocore are only for those who need them
 
         return remote.open_url(text, conditional=not single_writer, patience_s=patience_s)
+    point = _entry_point(text, scheme)
+    store = point.load()(text)
+    if not isinstance(store, Store):
+        raise UsageError(f"store: {text!r}: {point.value} gave no Store")
+    return store
+
+
+def check_url(url: str | os.PathLike[str]) -> None:
+    """Raises UsageError for a URL that ``open_store`` would refuse unasked; opens nothing.
+
+    What a store of another maker thinks of its URL is not known before it is opened.
+    """
+    text = resolve_url(url)
+    scheme = urlsplit(text).scheme if "://" in text else "file"
+    if scheme in _REMOTE:
+        found = parse_remote(text)
+        found.part_bytes(LEAST_PART_BYTES)
+        for name in ("path_style", "allow_http"):
+            found.flag(name)
+    elif scheme not in _BUILT_IN:
+        _entry_point(text, scheme)
+
+
+def _entry_point(text: str, scheme: str) -> EntryPoint:
+    """What makes stores of another maker's scheme. Raises UsageError where nobody does."""
     known = {point.name: point for point in entry_points(group=STORE_GROUP)}
     for name in (scheme, scheme.partition("+")[0]):
         if name in known:
-            store = known[name].load()(text)
-            if not isinstance(store, Store):
-                raise UsageError(f"store: {text!r}: {known[name].value} gave no Store")
-            return store
+            return known[name]
     names = ", ".join(sorted({*_BUILT_IN, *_REMOTE, *known}))
     raise UsageError(
         f"store: unknown scheme {scheme!r} in {text!r}; known are a directory, {names}"

@@ -86,7 +86,11 @@ def probe(store: Store, name: Callable[[str], str], *, creators: int = CREATORS)
             return store.create(race, body)
 
         with ThreadPoolExecutor(creators, thread_name_prefix="probe") as pool:
-            outcomes = list(pool.map(create, bodies))
+            try:
+                outcomes = list(pool.map(create, bodies))
+            except BaseException:
+                gate.abort()  # without a thread for each, those begun would wait for the others
+                raise
         there = store.get(race, max_bytes=_MAX_BYTES)
     finally:
         for key in (twice, race):

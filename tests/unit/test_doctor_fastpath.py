@@ -101,9 +101,11 @@ class Machine:
         phys_state: str = "5: LinkUp",
         rate: str = "400 Gb/sec (4X NDR)",
         board: str = "MT_0000000838",
+        link_layer: str = "InfiniBand",
     ) -> None:
         self.put(f"sys/class/infiniband/{name}/board_id", f"{board}\n")
-        for file, text in {"state": state, "phys_state": phys_state, "rate": rate}.items():
+        files = {"state": state, "phys_state": phys_state, "rate": rate, "link_layer": link_layer}
+        for file, text in files.items():
             self.put(f"sys/class/infiniband/{name}/ports/1/{file}", f"{text}\n")
 
     def lines(self, **environment: str) -> dict[str, Finding]:
@@ -256,6 +258,8 @@ def test_peer_memory(machine: Machine) -> None:
         ({"state": "2: INIT"}, "is INIT"),
         ({"rate": "100 Gb/sec (2X NDR)"}, "its lanes can 200"),
         ({"rate": "100 Gb/sec (1X NDR)"}, "one lane"),
+        ({"rate": "25 Gb/sec (1X EDR)", "link_layer": "Ethernet"}, "one lane"),  # of a make with 4
+        ({"rate": "25 Gb/sec (1X EDR)", "board": "MT_0000000012"}, "one lane"),  # InfiniBand
         ({"rate": "200 Gb/sec (4X HDR)"}, "another card like it has 400"),
         ({"state": "", "rate": ""}, "unknown"),
     ],
@@ -273,6 +277,8 @@ def test_a_port_of_the_fabric(machine: Machine, port: dict[str, str], says: str)
     [
         {"state": "1: DOWN", "phys_state": "3: Disabled", "rate": "10 Gb/sec (4X SDR)"},
         {"rate": "100 Gb/sec (4X EDR)", "board": "MT_0000000359"},  # a card of another make
+        {"rate": "25 Gb/sec (1X EDR)", "board": "MT_0000000080", "link_layer": "Ethernet"},
+        {"rate": "10 Gb/sec (1X QDR)", "board": "", "link_layer": "Ethernet"},
     ],
 )
 def test_ports_that_are_as_they_should_be(machine: Machine, port: dict[str, str]) -> None:

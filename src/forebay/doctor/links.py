@@ -151,6 +151,7 @@ def _judge(what: str, links: list[PciLink]) -> Finding:
 class _Port:
     name: str
     board: str
+    layer: str
     state: str
     phys_state: str
     gbit_s: float
@@ -163,13 +164,16 @@ class _Port:
             return f"{self.name} is {self.state} ({self.phys_state})"
         full = _LANE_GBIT_S.get(self.lane, 0.0) * self.lanes
         shown = f"{self.gbit_s:g} Gbit/s" + (f" ({self.lanes}X {self.lane})" if self.lanes else "")
-        if self.lanes == 1:
+        alike = [port for port in ports if self.board and port.board == self.board]
+        most = max((port.lanes for port in alike), default=0)
+        # A cable of InfiniBand has four lanes or two; Ethernet of 10, 25 or 50 Gbit/s has one.
+        if self.lanes == 1 and (self.layer == "InfiniBand" or most > 1):
             return f"{self.name} has one lane: {shown}"
         if self.gbit_s < 0.9 * full:
             return f"{self.name}: {shown}, its lanes can {full:g}"
-        alike = [port.gbit_s for port in ports if self.board and port.board == self.board]
-        if self.gbit_s < max(alike, default=0.0):
-            return f"{self.name}: {shown}, another card like it has {max(alike):g}"
+        best = max((port.gbit_s for port in alike), default=0.0)
+        if self.gbit_s < best:
+            return f"{self.name}: {shown}, another card like it has {best:g}"
         return ""
 
 
@@ -181,6 +185,7 @@ def _ports(root: Path) -> list[_Port]:
             _Port(
                 name=f"{port.parents[1].name} port {port.name}",
                 board=text_of(port.parents[1] / "board_id"),
+                layer=text_of(port / "link_layer"),
                 state=text_of(port / "state").rpartition(": ")[2] or "unknown",
                 phys_state=text_of(port / "phys_state").rpartition(": ")[2] or "unknown",
                 gbit_s=float(rate[1]) if rate else 0.0,

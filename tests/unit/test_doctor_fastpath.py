@@ -237,8 +237,9 @@ def test_odd_settings_do_not_stop_it(machine: Machine, properties: Any) -> None:
 
 
 def test_peer_memory(machine: Machine) -> None:
-    machine.modules("nvidia", "nvidia_fs", "nv_peer_mem")
-    assert faults(machine.lines()) == set()
+    for module in ("nv_peer_mem", "efa_nv_peermem"):  # an older name, and the one of EFA
+        machine.modules("nvidia", "nvidia_fs", module)
+        assert faults(machine.lines()) == set()
     machine.modules("nvidia", "nvidia_fs")
     lines = machine.lines()
     assert faults(lines) == {"GPUDirect RDMA"}
@@ -309,6 +310,37 @@ def test_a_gpu_with_nothing_to_do_rests(machine: Machine) -> None:
     line = machine.lines()["PCIe of GPU"]
     assert line.verdict is Verdict.MEASURED
     assert "rest" in line.note
+
+
+@pytest.mark.parametrize(
+    ("now", "bridge", "verdict"),
+    [
+        (("16.0 GT/s PCIe", 16), ("16.0 GT/s PCIe", 16), Verdict.MEASURED),  # an older host
+        (("32.0 GT/s PCIe", 8), ("32.0 GT/s PCIe", 8), Verdict.MEASURED),  # a slot of eight lanes
+        (("2.5 GT/s PCIe", 16), ("16.0 GT/s PCIe", 16), Verdict.MEASURED),  # and it rests
+        (("16.0 GT/s PCIe", 8), ("16.0 GT/s PCIe", 16), Verdict.OFF),
+        (("8.0 GT/s PCIe", 16), ("16.0 GT/s PCIe", 16), Verdict.OFF),
+        (("16.0 GT/s PCIe", 16), ("64.0 GT/s PCIe", 16), Verdict.OFF),  # the card is the limit
+        (("16.0 GT/s PCIe", 16), ("Unknown", 255), Verdict.OFF),
+    ],
+)
+def test_what_the_bridge_does_not_give_is_not_missing(
+    machine: Machine, now: tuple[str, int], bridge: tuple[str, int], verdict: Verdict
+) -> None:
+    machine.pci("0000:03:00.0", "0x030200", "0x10de", *now, ("32.0 GT/s PCIe", 16))
+    place = machine.root / "sys/bus/pci/devices/0000:03:00.0"
+    above = machine.root / "sys/devices/pci0000:00/0000:00:01.0"
+    above.mkdir(parents=True)
+    (above / "max_link_speed").write_text(f"{bridge[0]}\n")
+    (above / "max_link_width").write_text(f"{bridge[1]}\n")
+    place.rename(above / place.name)
+    place.symlink_to(above / place.name)
+    line = machine.lines()["PCIe of GPU"]
+    assert line.verdict is verdict
+    if verdict is Verdict.MEASURED:
+        assert "the board is the limit" in line.note
+        assert "alone 32 GT/s x16" in line.note
+        assert ("rest at" in line.note) == (now[0] == "2.5 GT/s PCIe")
 
 
 def test_devices_without_a_link_of_their_own(machine: Machine) -> None:

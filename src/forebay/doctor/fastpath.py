@@ -19,7 +19,7 @@ from forebay.doctor.links import NVIDIA, has_fabric, text_of
 from forebay.plan.figure import Kind
 
 _HOP = "fast paths"
-_PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
+_PEER_MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
 _DMA_BUF_KERNEL = (5, 12)
 _LIBRARIES = (
     "usr/local/cuda*/lib64/libcufile.so*",
@@ -211,8 +211,8 @@ def _rdma(found: Paths) -> Finding:
         name,
         Verdict.OFF,
         "neither nvidia_peermem nor DMA-BUF: the network card reaches GPU memory through the host",
-        "modprobe nvidia-peermem, and name it in /etc/modules-load.d; it must load after the "
-        "drivers of GPU and network card",
+        "modprobe nvidia-peermem (EFA: efa_nv_peermem), and name it in /etc/modules-load.d; it "
+        "must load after the drivers of GPU and network card",
     )
 
 

@@ -108,8 +108,8 @@ class Machine:
         for file, text in files.items():
             self.put(f"sys/class/infiniband/{name}/ports/1/{file}", f"{text}\n")
 
-    def lines(self, **environment: str) -> dict[str, Finding]:
-        found = [*links.measure(self.root), *fastpath.measure(self.root, environment)]
+    def lines(self, *search: str, **environment: str) -> dict[str, Finding]:
+        found = [*links.measure(self.root), *fastpath.measure(self.root, environment, search)]
         assert len({each.name for each in found}) == len(found)
         return {each.name: each for each in found}
 
@@ -136,19 +136,50 @@ def test_all_on(machine: Machine) -> None:
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    found = [*links.measure(tmp_path), *fastpath.measure(tmp_path, {})]
+    found = [*links.measure(tmp_path), *fastpath.measure(tmp_path, {}, [])]
     assert {each.verdict for each in found} == {Verdict.NONE}
 
 
-def test_the_module_is_missing(machine: Machine) -> None:
+def without_the_module(machine: Machine) -> None:
     machine.modules("nvidia", "nvidia_peermem")
     machine.remove("proc/driver/nvidia-fs/stats")
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("usr/src/nvidia-fs-2.20.6/dkms.conf", ""),
+        ("lib/modules/5.15.0-91-generic/updates/dkms/nvidia-fs.ko", ""),
+        ("etc/modules-load.d/gds.conf", "# at boot\nnvidia-fs\n"),
+        ("etc/cufile.json", CUFILE % "false"),
+        ("etc/cufile.json", '{"properties": {"use_pci_p2pdma": true}}'),
+        ("etc/cufile.json", '{"properties": {"rdma_dev_addr_list": ["10.0.0.1"]}}'),
+    ],
+)
+def test_the_module_is_missing(machine: Machine, path: str, text: str) -> None:
+    """What shows that it was meant to be there makes one line off, not two."""
+    without_the_module(machine)
     machine.put("etc/cufile.json", CUFILE % "true")
+    machine.put(path, text)
     lines = machine.lines()
-    assert faults(lines) == {"GPUDirect Storage", "cuFile compatibility mode"}
+    assert faults(lines) == {"GPUDirect Storage"}
     assert "modprobe nvidia-fs" in lines["GPUDirect Storage"].to_do
-    machine.put("etc/cufile.json", CUFILE % "false")  # then cuFile fails aloud
-    assert faults(machine.lines()) == {"GPUDirect Storage"}
+    assert "cuFile compatibility mode" in lines
+
+
+def test_a_toolkit_alone_is_not_off(machine: Machine) -> None:
+    """Its library and its file of defaults come with every toolkit."""
+    without_the_module(machine)
+    machine.put("etc/cufile.json", CUFILE % "true")
+    machine.put("etc/modules-load.d/other.conf", "br_netfilter\n")
+    lines = machine.lines()
+    assert faults(lines) == set()
+    assert lines["GPUDirect Storage"].verdict is Verdict.NONE
+    assert "libcufile.so.1.9.0 is there" in lines["GPUDirect Storage"].note
+    assert "cuFile compatibility mode" not in lines
+    machine.remove("etc/cufile.json")
+    assert faults(machine.lines()) == set()
+    assert faults(machine.lines(CUFILE_ALLOW_COMPAT_MODE="false")) == {"GPUDirect Storage"}
 
 
 def test_the_module_is_loaded_and_not_in_the_container(machine: Machine) -> None:
@@ -187,6 +218,28 @@ def test_not_installed_is_not_off(machine: Machine) -> None:
 def test_the_library_is_missing(machine: Machine) -> None:
     machine.remove("usr/local/cuda-12.4/lib64/libcufile.so.1.9.0")
     assert faults(machine.lines()) == {"GPUDirect Storage"}
+    cache = b"glibc-ld.so.cache1.1\0libcufile.so.0\0/opt/gds/lib/libcufile.so.0\0/lib/libz.so\0"
+    (machine.root / "etc/ld.so.cache").write_bytes(cache)
+    assert faults(machine.lines()) == {"GPUDirect Storage"}  # the cache names what is gone
+    assert "LD_LIBRARY_PATH" in machine.lines()["GPUDirect Storage"].note
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "opt/gds/lib/libcufile.so.0",
+        "opt/own/libcufile.so",
+        "venv/lib/python3.12/site-packages/nvidia/cufile/lib/libcufile.so.0",
+        "venv/lib/python3.12/site-packages/nvidia/cu13/lib/libcufile.so.0",
+    ],
+)
+def test_the_library_is_elsewhere(machine: Machine, place: str) -> None:
+    machine.remove("usr/local/cuda-12.4/lib64/libcufile.so.1.9.0")
+    machine.put(place, "")
+    machine.put("etc/ld.so.cache", "cache\0/opt/gds/lib/libcufile.so.0\0")
+    search = ("", "/usr/lib/python3.zip", "/venv/lib/python3.12/site-packages")
+    lines = machine.lines(*search, LD_LIBRARY_PATH="/opt/none::/opt/own")
+    assert faults(lines) == set()
 
 
 def test_peer_to_peer_without_the_module(machine: Machine) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from forebay.doctor import store as doctor_store
 from forebay.doctor.finding import Finding, Verdict
 from forebay.errors import DeniedError, StoreError
 from forebay.plan.figure import Figure
+from forebay.storage import durable
 from forebay.storage.directory import DirectoryStore
 from forebay.storage.memory import MemoryStore
 from forebay.storage.store import CreateOutcome, Store
@@ -68,8 +71,36 @@ def test_what_else_is_in_the_run_stays(tmp_path: Path) -> None:
 def test_a_store_that_cannot_be_opened(tmp_path: Path) -> None:
     (found,) = measure(str(tmp_path / "no" / "such" / "place"))
     assert found.verdict is Verdict.FAILED
-    assert "does not exist" in found.note
-    assert found.to_do
+    assert "does not exist: make it" in found.note
+    assert found.to_do == ""  # there are no keys and no network
+
+
+def test_an_unknown_scheme_says_what_is_known() -> None:
+    (found,) = measure("ftp://host/run")
+    assert "known are" in found.note
+    assert found.to_do == ""
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (errno.ENOSPC, "free space there"),
+        (errno.EROFS, "mount it for writing"),
+        (errno.EACCES, "allow writing there"),
+    ],
+)
+def test_a_directory_that_takes_nothing_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, says: str
+) -> None:
+    def write_new(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(durable, "write_new", write_new)
+    found = measure(str(tmp_path))
+    assert {each.verdict for each in found} == {Verdict.FAILED}
+    assert says in found[0].note
+    assert {each.note for each in found[1:]} == {"not measured: see store put rate"}
+    assert not any(each.to_do for each in found)
 
 
 class Odd(MemoryStore):
@@ -113,6 +144,8 @@ def test_one_line_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyP
     found = measure("memory://odd")
     assert [each.name for each in found if each.verdict is Verdict.FAILED] == NAMES[:2]
     assert "answered 500" in found[0].note
+    assert "network" in found[0].to_do
+    assert (found[1].note, found[1].to_do) == ("not measured: see store put rate", "")
     assert list(odd.list("")) == []
 
 
@@ -125,7 +158,7 @@ def test_a_store_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) 
         odd.freed.set()
     assert {each.verdict for each in found} == {Verdict.FAILED}
     assert "objects at once: no answer within 300 ms" in found[0].note
-    assert len({each.note for each in found}) == 1
+    assert {each.note for each in found[1:]} == {"not measured: see store put rate"}
     ended = threading.Event()
     for _ in range(200):  # what ends after all takes its object away
         if not list(odd.list("")) and not any(t.name == "doctor" for t in threading.enumerate()):
@@ -140,6 +173,9 @@ def test_a_store_that_refuses_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> 
     found = measure("memory://odd")
     assert {each.verdict for each in found} == {Verdict.FAILED}
     assert odd.large == 3  # one wave
+    assert "403" in found[0].note
+    assert {each.note for each in found[1:]} == {"not measured: see store put rate"}
+    assert not any(each.to_do for each in found)  # the refusal says what to do
 
 
 def test_an_interrupt_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from forebay.doctor import store as doctor_store
 from forebay.doctor.finding import Finding, Verdict
 from forebay.errors import DeniedError, StoreError
 from forebay.plan.figure import Figure
-from forebay.storage import durable
+from forebay.storage import directory, durable
 from forebay.storage.directory import DirectoryStore
 from forebay.storage.memory import MemoryStore
-from forebay.storage.store import CreateOutcome, Store
+from forebay.storage.store import CreateOutcome, ObjectInfo, Store
 
 MIB = 2**20
 NAMES = [
@@ -40,7 +41,8 @@ def serve(monkeypatch: pytest.MonkeyPatch, made: Store) -> None:
     monkeypatch.setattr(doctor_store, "open_store", lambda *_, **__: made)
 
 
-def test_a_directory(tmp_path: Path) -> None:
+def test_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "_is_volatile", lambda _: False)  # it may be one in memory
     expected = {"storage.per_node": Figure(value=1.0, source="test")}
     found = measure(str(tmp_path), expected=expected)
     assert [each.name for each in found] == NAMES
@@ -51,7 +53,53 @@ def test_a_directory(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_that_was_not_there_is_gone_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("url", ["memory://x", "directory"])
+def test_memory_is_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setattr(directory, "_is_volatile", lambda _: True)
+    expected = {"storage.per_node": Figure(value=1.0, source="test")}
+    found = measure(str(tmp_path) if url == "directory" else url, expected=expected)
+    assert found[0].verdict is Verdict.OFF
+    assert "is memory" in found[0].note
+    assert ", durable" not in found[0].note
+    assert "bucket" in found[0].to_do
+    assert [each.name for each in found if not each.verdict.holds] == ["store put rate"]
+    assert not any(each.field for each in found)
+
+
+def test_what_a_killed_doctor_left_is_removed_after_a_day(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    ours = [f"probe/doctor-{number:016x}/put-1" for number in range(2)]
+    others = ["probe/result.json", "probe/doctor-of-mine/put-1", f"data/{ours[0]}"]
+    for key in (*ours, *others):
+        store.put(key, b"x")
+    for key in (ours[0], *others):
+        os.utime(tmp_path / key, (1.0, 1.0))
+    unfinished = tmp_path / ours[1].replace("put-1", f"{durable.HIDDEN}1.tmp")
+    unfinished.touch()
+    os.utime(unfinished, (1.0, 1.0))
+    told: list[str] = []
+    doctor_store.measure(
+        str(tmp_path), {}, seconds=0.01, size_bytes=MIB, told=told.append, objects=2
+    )
+    assert sorted(each.key for each in store.list("")) == sorted([ours[1], *others])
+    assert not unfinished.exists()
+    assert any("1 objects of an earlier doctor" in line for line in told)
+
+
+def test_a_store_that_may_not_be_listed_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Secret(MemoryStore):
+        def list(self, prefix: str) -> Iterator[ObjectInfo]:
+            raise DeniedError(f"{prefix}: 403")
+
+    serve(monkeypatch, Secret())
+    found = measure("memory://odd")
+    assert all(each.measured for each in found)
+
+
+def test_a_directory_that_was_not_there_is_gone_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "_is_volatile", lambda _: False)
     found = measure(str(tmp_path / "run"))
     assert all(each.verdict.holds for each in found)
     assert list(tmp_path.iterdir()) == []

@@ -10,6 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +38,8 @@ _PAGE = mmap.PAGESIZE
 _FIRST = 16  # the first wave is so many times smaller: it warms up, and says how much to send
 _MOST_SAMPLES = 200
 _MOST_WAVES = 32
+_LEFT_OVER_S = 86_400.0  # no visit lasts so long: whoever wrote it was killed
+_OURS = re.compile(re.escape(probe_key("doctor-")) + "[0-9a-f]{16}/")
 _OBJECT = re.compile(r"\S*doctor-[0-9a-f]{16}\S*: [^:]*: ")
 """How the text of an error begins: one of our objects, and what was done to it."""
 
@@ -57,7 +60,8 @@ def measure(
 
     Each is measured for about ``seconds``; at most ``size_bytes`` lie in the store at once, and
     no call is waited for longer than ``timeout_s``. Whatever was written is deleted, also when it
-    fails half way. Raises nothing: trouble is a finding.
+    fails half way, and what a visit that was killed left a day ago or longer. Raises
+    nothing: trouble is a finding.
     """
     absent: Path | None = None
     try:
@@ -74,6 +78,7 @@ def measure(
         return [_failed("store", Kind.TEXT, error, files=files)]
     visit = _Visit(store, expected, seconds, max(1, objects), timeout_s, told)
     try:
+        visit.clear_left_over()
         return visit.all(size_bytes)
     finally:
         visit.leave()
@@ -94,7 +99,9 @@ class _Visit:
         timeout_s: float,
         told: Told,
     ) -> None:
-        self._store, self._expected = store, expected
+        self._store = store
+        self._volatile = not store.capabilities.durable
+        self._expected = {} if self._volatile else expected
         self._seconds, self._objects, self._timeout_s = seconds, objects, timeout_s
         self._told = told
         self._word = f"doctor-{secrets.token_hex(8)}"
@@ -169,16 +176,26 @@ class _Visit:
             )
             spent_s += self._put_wave(source, there)
             done_bytes, waves = done_bytes + each * self._objects, waves + 1
-        return compare(
+        shown = f"{self._objects} objects of {show_bytes(each)} at once, {waves} times"
+        found = compare(
             name="store put rate",
             hop=_HOP,
             kind=Kind.RATE,
             measured=done_bytes / max(spent_s, 1e-9),
             expected=self._expected,
-            field="storage.per_node",
-            note=f"{self._objects} objects of {show_bytes(each)} at once, {waves} times, durable",
+            field="" if self._volatile else "storage.per_node",
+            note=f"{shown}, durable",
             advice="plan with this rate (storage.per_node), or look for a nearer endpoint, a "
             "faster network or mount, and what else writes there",
+        )
+        if not self._volatile:
+            return found
+        return replace(
+            found,
+            verdict=Verdict.OFF,
+            note=f"{shown}; {self._store.url} is memory, or as good as it: nothing there survives "
+            "a power cut",
+            advice="name a store that keeps what it has: a bucket, or a directory on disks",
         )
 
     def _put_wave(self, source: memoryview, there: list[str]) -> float:
@@ -211,7 +228,7 @@ class _Visit:
             kind=Kind.RATE,
             measured=done_bytes / max(spent_s, 1e-9),
             expected=self._expected,
-            field="storage.per_node_read",
+            field="" if self._volatile else "storage.per_node_read",
             note=f"{len(calls)} objects of {show_bytes(each)} at once, {waves} times{cached}",
             advice="plan with this rate (storage.per_node_read): a restart takes as much longer",
         )
@@ -295,6 +312,25 @@ class _Visit:
             with contextlib.suppress(ForebayError, OSError):
                 self._store.delete(key)
                 self._keys.discard(key)
+
+    def clear_left_over(self) -> None:
+        """Take away what visits that were killed over a day ago left. Raises nothing."""
+        before_s = time.time() - _LEFT_OVER_S
+        gone: list[str] = []
+
+        def clear() -> None:
+            with contextlib.suppress(Exception):  # keys that may not list still measure
+                for each in list(self._store.list(probe_key(""))):
+                    ours = _OURS.match(each.key) is not None and each.modified_s < before_s
+                    if ours and not self._over.is_set() and self._store.delete(each.key):
+                        gone.append(each.key)
+            with contextlib.suppress(Exception):
+                self._store.sweep(probe_key(""), older_than_s=_LEFT_OVER_S)
+
+        with contextlib.suppress(DeadlineError):
+            within(clear, timeout_s=self._timeout_s, what=f"{self._store.url}: list")
+        if gone:
+            self._told(f"{_HOP}: {len(gone)} objects of an earlier doctor, over a day old, removed")
 
     def leave(self) -> None:
         """Take everything away that is noted, and uploads without an end; tell what stays."""

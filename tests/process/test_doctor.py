@@ -126,7 +126,9 @@ def test_a_store_that_refuses(cli: Cli, seaweed: Place, monkeypatch: pytest.Monk
     assert said.code == 6
     failed = [each for each in lines(said).values() if each["verdict"] == "failed"]
     assert failed
-    assert all(each["hop"] == "store" and each["to_do"] for each in failed)
+    assert all(each["hop"] == "store" for each in failed)
+    assert "correct AWS_ACCESS_KEY_ID" in failed[0]["note"]  # which says what to do
+    assert failed[0]["to_do"] is None
 
 
 @pytest.mark.parametrize(

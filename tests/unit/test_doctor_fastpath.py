@@ -101,13 +101,15 @@ class Machine:
         phys_state: str = "5: LinkUp",
         rate: str = "400 Gb/sec (4X NDR)",
         board: str = "MT_0000000838",
+        link_layer: str = "InfiniBand",
     ) -> None:
         self.put(f"sys/class/infiniband/{name}/board_id", f"{board}\n")
-        for file, text in {"state": state, "phys_state": phys_state, "rate": rate}.items():
+        files = {"state": state, "phys_state": phys_state, "rate": rate, "link_layer": link_layer}
+        for file, text in files.items():
             self.put(f"sys/class/infiniband/{name}/ports/1/{file}", f"{text}\n")
 
-    def lines(self, **environment: str) -> dict[str, Finding]:
-        found = [*links.measure(self.root), *fastpath.measure(self.root, environment)]
+    def lines(self, *search: str, **environment: str) -> dict[str, Finding]:
+        found = [*links.measure(self.root), *fastpath.measure(self.root, environment, search)]
         assert len({each.name for each in found}) == len(found)
         return {each.name: each for each in found}
 
@@ -134,19 +136,50 @@ def test_all_on(machine: Machine) -> None:
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    found = [*links.measure(tmp_path), *fastpath.measure(tmp_path, {})]
+    found = [*links.measure(tmp_path), *fastpath.measure(tmp_path, {}, [])]
     assert {each.verdict for each in found} == {Verdict.NONE}
 
 
-def test_the_module_is_missing(machine: Machine) -> None:
+def without_the_module(machine: Machine) -> None:
     machine.modules("nvidia", "nvidia_peermem")
     machine.remove("proc/driver/nvidia-fs/stats")
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("usr/src/nvidia-fs-2.20.6/dkms.conf", ""),
+        ("lib/modules/5.15.0-91-generic/updates/dkms/nvidia-fs.ko", ""),
+        ("etc/modules-load.d/gds.conf", "# at boot\nnvidia-fs\n"),
+        ("etc/cufile.json", CUFILE % "false"),
+        ("etc/cufile.json", '{"properties": {"use_pci_p2pdma": true}}'),
+        ("etc/cufile.json", '{"properties": {"rdma_dev_addr_list": ["10.0.0.1"]}}'),
+    ],
+)
+def test_the_module_is_missing(machine: Machine, path: str, text: str) -> None:
+    """What shows that it was meant to be there makes one line off, not two."""
+    without_the_module(machine)
     machine.put("etc/cufile.json", CUFILE % "true")
+    machine.put(path, text)
     lines = machine.lines()
-    assert faults(lines) == {"GPUDirect Storage", "cuFile compatibility mode"}
+    assert faults(lines) == {"GPUDirect Storage"}
     assert "modprobe nvidia-fs" in lines["GPUDirect Storage"].to_do
-    machine.put("etc/cufile.json", CUFILE % "false")  # then cuFile fails aloud
-    assert faults(machine.lines()) == {"GPUDirect Storage"}
+    assert "cuFile compatibility mode" in lines
+
+
+def test_a_toolkit_alone_is_not_off(machine: Machine) -> None:
+    """Its library and its file of defaults come with every toolkit."""
+    without_the_module(machine)
+    machine.put("etc/cufile.json", CUFILE % "true")
+    machine.put("etc/modules-load.d/other.conf", "br_netfilter\n")
+    lines = machine.lines()
+    assert faults(lines) == set()
+    assert lines["GPUDirect Storage"].verdict is Verdict.NONE
+    assert "libcufile.so.1.9.0 is there" in lines["GPUDirect Storage"].note
+    assert "cuFile compatibility mode" not in lines
+    machine.remove("etc/cufile.json")
+    assert faults(machine.lines()) == set()
+    assert faults(machine.lines(CUFILE_ALLOW_COMPAT_MODE="false")) == {"GPUDirect Storage"}
 
 
 def test_the_module_is_loaded_and_not_in_the_container(machine: Machine) -> None:
@@ -185,6 +218,28 @@ def test_not_installed_is_not_off(machine: Machine) -> None:
 def test_the_library_is_missing(machine: Machine) -> None:
     machine.remove("usr/local/cuda-12.4/lib64/libcufile.so.1.9.0")
     assert faults(machine.lines()) == {"GPUDirect Storage"}
+    cache = b"glibc-ld.so.cache1.1\0libcufile.so.0\0/opt/gds/lib/libcufile.so.0\0/lib/libz.so\0"
+    (machine.root / "etc/ld.so.cache").write_bytes(cache)
+    assert faults(machine.lines()) == {"GPUDirect Storage"}  # the cache names what is gone
+    assert "LD_LIBRARY_PATH" in machine.lines()["GPUDirect Storage"].note
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "opt/gds/lib/libcufile.so.0",
+        "opt/own/libcufile.so",
+        "venv/lib/python3.12/site-packages/nvidia/cufile/lib/libcufile.so.0",
+        "venv/lib/python3.12/site-packages/nvidia/cu13/lib/libcufile.so.0",
+    ],
+)
+def test_the_library_is_elsewhere(machine: Machine, place: str) -> None:
+    machine.remove("usr/local/cuda-12.4/lib64/libcufile.so.1.9.0")
+    machine.put(place, "")
+    machine.put("etc/ld.so.cache", "cache\0/opt/gds/lib/libcufile.so.0\0")
+    search = ("", "/usr/lib/python3.zip", "/venv/lib/python3.12/site-packages")
+    lines = machine.lines(*search, LD_LIBRARY_PATH="/opt/none::/opt/own")
+    assert faults(lines) == set()
 
 
 def test_peer_to_peer_without_the_module(machine: Machine) -> None:
@@ -235,8 +290,9 @@ def test_odd_settings_do_not_stop_it(machine: Machine, properties: Any) -> None:
 
 
 def test_peer_memory(machine: Machine) -> None:
-    machine.modules("nvidia", "nvidia_fs", "nv_peer_mem")
-    assert faults(machine.lines()) == set()
+    for module in ("nv_peer_mem", "efa_nv_peermem"):  # an older name, and the one of EFA
+        machine.modules("nvidia", "nvidia_fs", module)
+        assert faults(machine.lines()) == set()
     machine.modules("nvidia", "nvidia_fs")
     lines = machine.lines()
     assert faults(lines) == {"GPUDirect RDMA"}
@@ -256,6 +312,8 @@ def test_peer_memory(machine: Machine) -> None:
         ({"state": "2: INIT"}, "is INIT"),
         ({"rate": "100 Gb/sec (2X NDR)"}, "its lanes can 200"),
         ({"rate": "100 Gb/sec (1X NDR)"}, "one lane"),
+        ({"rate": "25 Gb/sec (1X EDR)", "link_layer": "Ethernet"}, "one lane"),  # of a make with 4
+        ({"rate": "25 Gb/sec (1X EDR)", "board": "MT_0000000012"}, "one lane"),  # InfiniBand
         ({"rate": "200 Gb/sec (4X HDR)"}, "another card like it has 400"),
         ({"state": "", "rate": ""}, "unknown"),
     ],
@@ -273,6 +331,8 @@ def test_a_port_of_the_fabric(machine: Machine, port: dict[str, str], says: str)
     [
         {"state": "1: DOWN", "phys_state": "3: Disabled", "rate": "10 Gb/sec (4X SDR)"},
         {"rate": "100 Gb/sec (4X EDR)", "board": "MT_0000000359"},  # a card of another make
+        {"rate": "25 Gb/sec (1X EDR)", "board": "MT_0000000080", "link_layer": "Ethernet"},
+        {"rate": "10 Gb/sec (1X QDR)", "board": "", "link_layer": "Ethernet"},
     ],
 )
 def test_ports_that_are_as_they_should_be(machine: Machine, port: dict[str, str]) -> None:
@@ -303,6 +363,37 @@ def test_a_gpu_with_nothing_to_do_rests(machine: Machine) -> None:
     line = machine.lines()["PCIe of GPU"]
     assert line.verdict is Verdict.MEASURED
     assert "rest" in line.note
+
+
+@pytest.mark.parametrize(
+    ("now", "bridge", "verdict"),
+    [
+        (("16.0 GT/s PCIe", 16), ("16.0 GT/s PCIe", 16), Verdict.MEASURED),  # an older host
+        (("32.0 GT/s PCIe", 8), ("32.0 GT/s PCIe", 8), Verdict.MEASURED),  # a slot of eight lanes
+        (("2.5 GT/s PCIe", 16), ("16.0 GT/s PCIe", 16), Verdict.MEASURED),  # and it rests
+        (("16.0 GT/s PCIe", 8), ("16.0 GT/s PCIe", 16), Verdict.OFF),
+        (("8.0 GT/s PCIe", 16), ("16.0 GT/s PCIe", 16), Verdict.OFF),
+        (("16.0 GT/s PCIe", 16), ("64.0 GT/s PCIe", 16), Verdict.OFF),  # the card is the limit
+        (("16.0 GT/s PCIe", 16), ("Unknown", 255), Verdict.OFF),
+    ],
+)
+def test_what_the_bridge_does_not_give_is_not_missing(
+    machine: Machine, now: tuple[str, int], bridge: tuple[str, int], verdict: Verdict
+) -> None:
+    machine.pci("0000:03:00.0", "0x030200", "0x10de", *now, ("32.0 GT/s PCIe", 16))
+    place = machine.root / "sys/bus/pci/devices/0000:03:00.0"
+    above = machine.root / "sys/devices/pci0000:00/0000:00:01.0"
+    above.mkdir(parents=True)
+    (above / "max_link_speed").write_text(f"{bridge[0]}\n")
+    (above / "max_link_width").write_text(f"{bridge[1]}\n")
+    place.rename(above / place.name)
+    place.symlink_to(above / place.name)
+    line = machine.lines()["PCIe of GPU"]
+    assert line.verdict is verdict
+    if verdict is Verdict.MEASURED:
+        assert "the board is the limit" in line.note
+        assert "alone 32 GT/s x16" in line.note
+        assert ("rest at" in line.note) == (now[0] == "2.5 GT/s PCIe")
 
 
 def test_devices_without_a_link_of_their_own(machine: Machine) -> None:

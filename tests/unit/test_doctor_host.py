@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import tempfile
@@ -198,6 +199,34 @@ def test_a_full_disk_is_not_written_to(tmp_path: Path, monkeypatch: pytest.Monke
     assert [each.verdict for each in found] == [Verdict.MEASURED, Verdict.FAILED]
     assert "needed" in found[1].note
     assert "--size" in found[1].to_do
+
+
+def test_the_kernels_own_filesystems_are_no_disk() -> None:
+    (found,) = disk.measure(Path("/proc"), {}, seconds=0.01, size_bytes=8 * MIB, told=silent)
+    assert found.verdict is Verdict.FAILED
+    assert "proc, which is no disk" in found.note
+    assert "own disks" in found.to_do
+
+
+def test_what_a_killed_doctor_left_is_removed_after_a_day(tmp_path: Path) -> None:
+    old, new, other, link = (
+        tmp_path / name
+        for name in (
+            *(".forebay-doctor-0123456789ab", ".forebay-doctor-ba9876543210"),
+            *(".forebay-doctor-mine", ".forebay-doctor-00000000000a"),
+        )
+    )
+    for place in (old, new, other):
+        place.mkdir()
+        (place / "part-0").write_bytes(b"x")
+    link.symlink_to(other)
+    for place in (old, other, link):
+        os.utime(place, (1.0, 1.0), follow_symlinks=False)
+    told: list[str] = []
+    disk.measure(tmp_path, {}, seconds=0.01, size_bytes=4 * MIB, told=told.append)
+    assert sorted(tmp_path.iterdir()) == sorted([new, other, link])
+    assert (other / "part-0").exists()
+    assert sum("earlier doctor" in line for line in told) == 1
 
 
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyboardInterrupt()])

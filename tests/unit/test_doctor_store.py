@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,10 @@ from forebay.doctor import store as doctor_store
 from forebay.doctor.finding import Finding, Verdict
 from forebay.errors import DeniedError, StoreError
 from forebay.plan.figure import Figure
+from forebay.storage import directory, durable
 from forebay.storage.directory import DirectoryStore
 from forebay.storage.memory import MemoryStore
-from forebay.storage.store import CreateOutcome, Store
+from forebay.storage.store import CreateOutcome, ObjectInfo, Store
 
 MIB = 2**20
 NAMES = [
@@ -37,7 +41,8 @@ def serve(monkeypatch: pytest.MonkeyPatch, made: Store) -> None:
     monkeypatch.setattr(doctor_store, "open_store", lambda *_, **__: made)
 
 
-def test_a_directory(tmp_path: Path) -> None:
+def test_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "_is_volatile", lambda _: False)  # it may be one in memory
     expected = {"storage.per_node": Figure(value=1.0, source="test")}
     found = measure(str(tmp_path), expected=expected)
     assert [each.name for each in found] == NAMES
@@ -48,7 +53,53 @@ def test_a_directory(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_that_was_not_there_is_gone_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("url", ["memory://x", "directory"])
+def test_memory_is_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setattr(directory, "_is_volatile", lambda _: True)
+    expected = {"storage.per_node": Figure(value=1.0, source="test")}
+    found = measure(str(tmp_path) if url == "directory" else url, expected=expected)
+    assert found[0].verdict is Verdict.OFF
+    assert "is memory" in found[0].note
+    assert ", durable" not in found[0].note
+    assert "bucket" in found[0].to_do
+    assert [each.name for each in found if not each.verdict.holds] == ["store put rate"]
+    assert not any(each.field for each in found)
+
+
+def test_what_a_killed_doctor_left_is_removed_after_a_day(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    ours = [f"probe/doctor-{number:016x}/put-1" for number in range(2)]
+    others = ["probe/result.json", "probe/doctor-of-mine/put-1", f"data/{ours[0]}"]
+    for key in (*ours, *others):
+        store.put(key, b"x")
+    for key in (ours[0], *others):
+        os.utime(tmp_path / key, (1.0, 1.0))
+    unfinished = tmp_path / ours[1].replace("put-1", f"{durable.HIDDEN}1.tmp")
+    unfinished.touch()
+    os.utime(unfinished, (1.0, 1.0))
+    told: list[str] = []
+    doctor_store.measure(
+        str(tmp_path), {}, seconds=0.01, size_bytes=MIB, told=told.append, objects=2
+    )
+    assert sorted(each.key for each in store.list("")) == sorted([ours[1], *others])
+    assert not unfinished.exists()
+    assert any("1 objects of an earlier doctor" in line for line in told)
+
+
+def test_a_store_that_may_not_be_listed_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Secret(MemoryStore):
+        def list(self, prefix: str) -> Iterator[ObjectInfo]:
+            raise DeniedError(f"{prefix}: 403")
+
+    serve(monkeypatch, Secret())
+    found = measure("memory://odd")
+    assert all(each.measured for each in found)
+
+
+def test_a_directory_that_was_not_there_is_gone_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "_is_volatile", lambda _: False)
     found = measure(str(tmp_path / "run"))
     assert all(each.verdict.holds for each in found)
     assert list(tmp_path.iterdir()) == []
@@ -68,8 +119,36 @@ def test_what_else_is_in_the_run_stays(tmp_path: Path) -> None:
 def test_a_store_that_cannot_be_opened(tmp_path: Path) -> None:
     (found,) = measure(str(tmp_path / "no" / "such" / "place"))
     assert found.verdict is Verdict.FAILED
-    assert "does not exist" in found.note
-    assert found.to_do
+    assert "does not exist: make it" in found.note
+    assert found.to_do == ""  # there are no keys and no network
+
+
+def test_an_unknown_scheme_says_what_is_known() -> None:
+    (found,) = measure("ftp://host/run")
+    assert "known are" in found.note
+    assert found.to_do == ""
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (errno.ENOSPC, "free space there"),
+        (errno.EROFS, "mount it for writing"),
+        (errno.EACCES, "allow writing there"),
+    ],
+)
+def test_a_directory_that_takes_nothing_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, says: str
+) -> None:
+    def write_new(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(durable, "write_new", write_new)
+    found = measure(str(tmp_path))
+    assert {each.verdict for each in found} == {Verdict.FAILED}
+    assert says in found[0].note
+    assert {each.note for each in found[1:]} == {"not measured: see store put rate"}
+    assert not any(each.to_do for each in found)
 
 
 class Odd(MemoryStore):
@@ -113,6 +192,8 @@ def test_one_line_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyP
     found = measure("memory://odd")
     assert [each.name for each in found if each.verdict is Verdict.FAILED] == NAMES[:2]
     assert "answered 500" in found[0].note
+    assert "network" in found[0].to_do
+    assert (found[1].note, found[1].to_do) == ("not measured: see store put rate", "")
     assert list(odd.list("")) == []
 
 
@@ -125,7 +206,7 @@ def test_a_store_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) 
         odd.freed.set()
     assert {each.verdict for each in found} == {Verdict.FAILED}
     assert "objects at once: no answer within 300 ms" in found[0].note
-    assert len({each.note for each in found}) == 1
+    assert {each.note for each in found[1:]} == {"not measured: see store put rate"}
     ended = threading.Event()
     for _ in range(200):  # what ends after all takes its object away
         if not list(odd.list("")) and not any(t.name == "doctor" for t in threading.enumerate()):
@@ -140,6 +221,9 @@ def test_a_store_that_refuses_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> 
     found = measure("memory://odd")
     assert {each.verdict for each in found} == {Verdict.FAILED}
     assert odd.large == 3  # one wave
+    assert "403" in found[0].note
+    assert {each.note for each in found[1:]} == {"not measured: see store put rate"}
+    assert not any(each.to_do for each in found)  # the refusal says what to do
 
 
 def test_an_interrupt_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +31,10 @@ _MOST_FLUSHES = 200
 _MOST_ROUNDS = 32
 _SPARE = 2  # times the bytes that are written must be free
 _VOLATILE = {"tmpfs", "ramfs", "devtmpfs"}
+_LEFT_OVER_S = 86_400.0  # no visit lasts so long: whoever made it was killed
+_OURS = re.compile(r"\.forebay-doctor-[0-9a-f]{12}")
 _ESCAPE = re.compile(r"\\([0-7]{3})")
+_ON_DISK = "give --local a directory on the node's own disks"
 _SLOW = "see its health (nvme smart-log, smartctl), its PCIe link below, and what else writes to it"
 
 
@@ -44,13 +48,18 @@ def measure(
 ) -> list[Finding]:
     """Room, rates and flush of the filesystem of ``directory``, in ``size_bytes`` of files at once.
 
-    Leaves nothing there. Raises UsageError where that is no directory; other trouble is a finding.
+    Leaves nothing there, and removes what a visit that was killed left a day ago or longer. Raises
+    UsageError where that is no directory; other trouble is a finding.
     """
     check(directory)
+    clear_left_over(directory, told)
     block = direct.BLOCK_BYTES
     size_bytes = max(block, size_bytes // block * block)
     kind = filesystem_of(directory)
     room = shutil.disk_usage(directory)
+    if not room.total:  # /proc, /sys and their like: views of the kernel
+        note = f"{directory} is on {kind or 'a filesystem without a size'}, which is no disk"
+        return [failed(_HOP, "write", Kind.RATE, note, _ON_DISK, "cluster.nvme")]
     found = [_room(room.total, room.free, kind, expected)]
     if room.free < _SPARE * size_bytes:
         note = f"{show_bytes(room.free)} free, {show_bytes(_SPARE * size_bytes)} needed"
@@ -74,6 +83,23 @@ def check(directory: Path) -> None:
         raise UsageError(
             f"--local {directory}: expected a directory that is there: make it, or correct the path"
         )
+
+
+def clear_left_over(directory: Path, told: Told) -> None:
+    """Remove directories that visits killed over a day ago left in ``directory``. Raises nothing.
+
+    One that is in use is younger: files come and go in it all the time.
+    """
+    before_s = time.time() - _LEFT_OVER_S
+    with contextlib.suppress(OSError):
+        for path in sorted(directory.iterdir()):
+            if _OURS.fullmatch(path.name) is None:
+                continue
+            with contextlib.suppress(OSError):  # another may be removing it as well
+                found = path.lstat()
+                if stat.S_ISDIR(found.st_mode) and found.st_mtime < before_s:
+                    shutil.rmtree(path)
+                    told(f"{_HOP}: {path} of an earlier doctor, over a day old, removed")
 
 
 def filesystem_of(directory: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
@@ -143,7 +169,7 @@ class _Disk:
                 field="",
                 verdict=Verdict.OFF,
                 note=f"{self._kind} is memory: nothing survives a reboot",
-                advice="give --local a directory on the node's own disks",
+                advice=_ON_DISK,
             )
         if not by_direct:
             return replace(

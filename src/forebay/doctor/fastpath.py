@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from forebay.doctor.links import NVIDIA, has_fabric, text_of
 from forebay.plan.figure import Kind
 
 _HOP = "fast paths"
-_PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
+_PEER_MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
 _DMA_BUF_KERNEL = (5, 12)
 _LIBRARIES = (
     "usr/local/cuda*/lib64/libcufile.so*",
@@ -27,6 +28,18 @@ _LIBRARIES = (
     "usr/lib/*/libcufile.so*",
     "usr/lib64/libcufile.so*",
 )
+_WHEELS = ("nvidia/cufile/lib/libcufile.so*", "nvidia/cu[0-9]*/lib/libcufile.so*")
+"""Below a directory of ``sys.path``."""
+_CACHED = re.compile(rb"/[^\0]*/libcufile\.so[^\0]*")
+_BUILT = (
+    "lib/modules/*/extra/**/nvidia-fs.ko*",
+    "lib/modules/*/updates/**/nvidia-fs.ko*",
+    "lib/modules/*/kernel/drivers/nvidia-fs/nvidia-fs.ko*",
+    "usr/src/nvidia-fs-*",
+    "var/lib/dkms/nvidia-fs",
+)
+"""What the module's package or its build leaves: the library alone comes with any toolkit."""
+_LOADED_AT_BOOT = re.compile(r"^\s*nvidia[-_]fs\b", re.MULTILINE)
 _BAR1 = re.compile(r"^Bar1-map\s*:\s*n=(\d+) ok=(\d+) err=(\d+)", re.MULTILINE)
 _VERSION = re.compile(r"NVFS Driver\(version: ?([0-9.:]+)\)")
 # Strings first, so that what looks like a comment inside one stays.
@@ -37,7 +50,11 @@ _TRUE = {"1", "true", "yes", "on"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """What the system says. ``config`` is cuFile's; None where there is no such file."""
+    """What the system says.
+
+    ``config`` is cuFile's; None where there is no such file. ``set_up`` is the file that shows that
+    ``nvidia_fs`` was installed or is to be loaded, empty for none.
+    """
 
     gpu: bool
     modules: frozenset[str]
@@ -46,6 +63,7 @@ class Paths:
     kernel: tuple[int, ...]
     nvfs_stats: str
     library: str
+    set_up: str
     config: Mapping[str, Any] | None
     config_path: str
     config_error: str
@@ -62,9 +80,26 @@ class Paths:
         value = section.get(name, otherwise) if isinstance(section, Mapping) else otherwise
         return value if isinstance(value, bool) else str(value).lower() in _TRUE
 
+    @property
+    def asked_by(self) -> str:
+        """What asks for GPUDirect Storage, empty for nothing: neither library nor defaults do."""
+        if self.set_up:
+            return self.set_up
+        if not self.property_of("allow_compat_mode", "CUFILE_ALLOW_COMPAT_MODE", True):
+            return "allow_compat_mode false"
+        if self.property_of("use_pci_p2pdma", "CUFILE_USE_PCIP2PDMA", False):
+            return "use_pci_p2pdma true"
+        section = (self.config or {}).get("properties")
+        listed = isinstance(section, Mapping) and section.get("rdma_dev_addr_list")
+        return "rdma_dev_addr_list" if listed else ""
 
-def read_paths(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Paths:
-    """What the system below ``root`` says. Raises nothing."""
+
+def read_paths(
+    root: Path = Path("/"),
+    environment: Mapping[str, str] = os.environ,
+    search: Sequence[str] = sys.path,
+) -> Paths:
+    """What the system below ``root`` says; ``search`` is where packages are. Raises nothing."""
     given = environment.get("CUFILE_ENV_PATH_JSON", "/etc/cufile.json")
     config, error = _config(root / given.lstrip("/"))
     kernel = re.match(r"(\d+)\.(\d+)", text_of(root / "proc/sys/kernel/osrelease"))
@@ -77,7 +112,8 @@ def read_paths(root: Path = Path("/"), environment: Mapping[str, str] = os.envir
         static_bar1="RMForceStaticBar1=1" in text_of(root / "proc/driver/nvidia/params"),
         kernel=(int(kernel[1]), int(kernel[2])) if kernel else (),
         nvfs_stats=text_of(root / "proc/driver/nvidia-fs/stats"),
-        library=_library(root),
+        library=next(_libraries(root, environment, search), ""),
+        set_up=next(_set_up(root), ""),
         config=config,
         config_path=given,
         config_error=error,
@@ -88,9 +124,13 @@ def read_paths(root: Path = Path("/"), environment: Mapping[str, str] = os.envir
     )
 
 
-def measure(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> list[Finding]:
+def measure(
+    root: Path = Path("/"),
+    environment: Mapping[str, str] = os.environ,
+    search: Sequence[str] = sys.path,
+) -> list[Finding]:
     """A line for each fast path."""
-    return judge(read_paths(root, environment))
+    return judge(read_paths(root, environment, search))
 
 
 def judge(found: Paths) -> list[Finding]:
@@ -102,7 +142,7 @@ def judge(found: Paths) -> list[Finding]:
             _line("GPUDirect RDMA", Verdict.NONE, note),
         ]
     lines = [_storage(found)]
-    if found.library or found.config is not None or found.config_error:
+    if lines[0].verdict is not Verdict.NONE or found.config_error:
         lines.append(_compat(found, direct=lines[0].verdict is Verdict.GOOD))
     lines.append(_rdma(found))
     if found.iommu:
@@ -119,14 +159,15 @@ def _storage(found: Paths) -> Finding:
         if peer_to_peer and found.open_driver:
             note = "by the kernel's peer-to-peer DMA (use_pci_p2pdma), local NVMe only"
             return _line(name, Verdict.GOOD, note)
-        if not found.library and found.config is None:
-            return _line(name, Verdict.NONE, "not installed; Forebay copies through host memory")
-        where = found.library or found.config_path
+        if not found.asked_by:
+            there = f"not set up, though {found.library} is there" if found.library else ""
+            note = f"{there or 'not installed'}; Forebay copies through host memory"
+            return _line(name, Verdict.NONE, note)
         return _line(
             name,
             Verdict.OFF,
-            f"cuFile is installed ({where}), the module nvidia_fs is not loaded: every transfer "
-            "goes through host memory",
+            f"asked for ({found.asked_by}), the module nvidia_fs is not loaded: no transfer goes "
+            "directly",
             "modprobe nvidia-fs, and name it in /etc/modules-load.d; rebuild it (dkms) after a new "
             "driver or kernel; gdscheck -p must then say 'NVMe : Supported'",
         )
@@ -152,7 +193,8 @@ def _storage(found: Paths) -> Finding:
         return _line(
             name,
             Verdict.OFF,
-            f"{shown} is loaded, libcufile is not in the usual places",
+            f"{shown} is loaded, libcufile is neither in the usual places, in LD_LIBRARY_PATH, in "
+            "the loader's cache, nor among Python's packages",
             "install it (libcufile, gds-tools), or put it in the library path",
         )
     used = f", {maps[2]} mappings of GPU memory so far" if maps is not None else ""
@@ -185,11 +227,11 @@ def _compat(found: Paths, *, direct: bool) -> Finding:
             "allowed: what cannot go directly falls back without a word; with allow_compat_mode "
             f"false in {found.config_path} it would say so",
         )
+    # Why there is none, the line of GPUDirect Storage says: one cause, one line that is off.
     return _line(
         name,
-        Verdict.OFF,
+        Verdict.MEASURED,
         "allowed, and there is no direct path: cuFile works, at the speed of host memory",
-        f"bring the path up, then set allow_compat_mode to false in {found.config_path} to be told",
     )
 
 
@@ -211,8 +253,8 @@ def _rdma(found: Paths) -> Finding:
         name,
         Verdict.OFF,
         "neither nvidia_peermem nor DMA-BUF: the network card reaches GPU memory through the host",
-        "modprobe nvidia-peermem, and name it in /etc/modules-load.d; it must load after the "
-        "drivers of GPU and network card",
+        "modprobe nvidia-peermem (EFA: efa_nv_peermem), and name it in /etc/modules-load.d; it "
+        "must load after the drivers of GPU and network card",
     )
 
 
@@ -240,11 +282,42 @@ def _has_gpu(root: Path) -> bool:
     )
 
 
-def _library(root: Path) -> str:
+def _libraries(root: Path, environment: Mapping[str, str], search: Sequence[str]) -> Iterator[str]:
+    """Where libcufile lies: the usual places first, then those of the loader and of Python."""
+
+    def below(directory: str, pattern: str) -> Iterator[str]:
+        place = root / directory.lstrip("/")
+        yield from (f"/{path.relative_to(root)}" for path in sorted(place.glob(pattern)))
+
     for pattern in _LIBRARIES:
+        yield from below("", pattern)
+    for entry in environment.get("LD_LIBRARY_PATH", "").split(":"):
+        if entry.startswith("/"):
+            yield from below(entry, "libcufile.so*")
+    for entry in search:
+        for pattern in _WHEELS if entry.startswith("/") else ():
+            yield from below(entry, pattern)
+    for seen in _CACHED.findall(_bytes_of(root / "etc/ld.so.cache")):
+        name = os.fsdecode(seen)
+        if (root / name.lstrip("/")).exists():  # the cache may be older than what is installed
+            yield name
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _set_up(root: Path) -> Iterator[str]:
+    """Files that show that the module was meant to be here."""
+    for pattern in ("etc/modules", "etc/modules-load.d/*.conf"):
         for path in sorted(root.glob(pattern)):
-            return f"/{path.relative_to(root)}"
-    return ""
+            if _LOADED_AT_BOOT.search(text_of(path)):
+                yield f"/{path.relative_to(root)}"
+    for pattern in _BUILT:
+        yield from (f"/{path.relative_to(root)}" for path in sorted(root.glob(pattern)))
 
 
 def _config(path: Path) -> tuple[Mapping[str, Any] | None, str]:

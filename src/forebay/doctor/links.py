@@ -46,7 +46,10 @@ def text_of(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PciLink:
-    """One device's link: speed in GT/s a lane, width in lanes, now and at most."""
+    """One device's link: speed in GT/s a lane, width in lanes, now and at most.
+
+    The most is what the device and the bridge above it can both do.
+    """
 
     address: str
     what: str
@@ -54,6 +57,9 @@ class PciLink:
     width: int
     most_speed: float
     most_width: int
+    own_speed: float
+    """What the device alone could."""
+    own_width: int
 
     @property
     def narrow(self) -> bool:
@@ -70,6 +76,11 @@ class PciLink:
         """Whether it may be slow only because nothing is asked of it."""
         return self.what == "GPU" and self.slow and self.speed <= _RESTING_GT_S
 
+    @property
+    def capped(self) -> bool:
+        """Whether the device could more than the slot or the processor gives."""
+        return (self.most_speed, self.most_width) != (self.own_speed, self.own_width)
+
     def __str__(self) -> str:
         return (
             f"{self.address}: {self.speed:g} GT/s x{self.width} of "
@@ -83,26 +94,34 @@ def pci_links(root: Path = Path("/")) -> list[PciLink]:
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
         code = text_of(device / "class")
         what = next((word for begin, word in _KINDS if code.startswith(begin)), None)
-        speed = _GT.search(text_of(device / "current_link_speed"))
-        most = _GT.search(text_of(device / "max_link_speed"))
-        width = text_of(device / "current_link_width")
-        most_width = text_of(device / "max_link_width")
-        if what is None or speed is None or most is None or (device / "physfn").exists():
+        now, own = _link(device, "current"), _link(device, "max")
+        if what is None or now is None or own is None or (device / "physfn").exists():
             continue
         if what == "GPU" and text_of(device / "vendor") != NVIDIA:
             continue
-        if width.isdigit() and most_width.isdigit() and int(width):
-            found.append(
-                PciLink(
-                    address=device.name,
-                    what=what,
-                    speed=float(speed[1]),
-                    width=int(width),
-                    most_speed=float(most[1]),
-                    most_width=int(most_width),
-                )
+        bridge = _link(device.resolve().parent, "max") or own
+        found.append(
+            PciLink(
+                address=device.name,
+                what=what,
+                speed=now[0],
+                width=now[1],
+                most_speed=min(own[0], bridge[0]),
+                most_width=min(own[1], bridge[1]),
+                own_speed=own[0],
+                own_width=own[1],
             )
+        )
     return found
+
+
+def _link(device: Path, which: str) -> tuple[float, int] | None:
+    """GT/s and lanes, ``current`` or ``max``; None where a device has no link or does not know."""
+    speed = _GT.search(text_of(device / f"{which}_link_speed"))
+    width = text_of(device / f"{which}_link_width")
+    if speed is None or not width.isdigit() or not int(width):
+        return None
+    return float(speed[1]), int(width)
 
 
 def measure(root: Path = Path("/")) -> list[Finding]:
@@ -132,16 +151,24 @@ def _judge(what: str, links: list[PciLink]) -> Finding:
             Verdict.OFF,
             f"{len(bad)} of {len(links)} below what they can ({lost}): {'; '.join(map(str, bad))}",
             "reseat the card or riser, see that the slot and BIOS give its lanes and generation, "
-            "and look for AER errors in dmesg; harmless where the board gives no more",
+            "and look for AER errors in dmesg",
         )
     resting = [link for link in links if link.resting]
+    capped = [link for link in links if link.capped]
+    notes = []
     if resting:
-        return _line(
-            name,
-            Verdict.MEASURED,
+        notes.append(
             f"all lanes; {len(resting)} of {len(links)} rest at a lower speed ({resting[0]}): the "
-            "rate of device to host above says whether they rise",
+            "rate of device to host above says whether they rise"
         )
+    if capped:
+        one = capped[0]
+        notes.append(
+            f"{len(capped)} of {len(links)} can more than the bridge above them gives ({one}, "
+            f"alone {one.own_speed:g} GT/s x{one.own_width}): the board is the limit"
+        )
+    if notes:
+        return _line(name, Verdict.MEASURED, "; ".join(notes))
     seen = Counter(f"{link.speed:g} GT/s x{link.width}" for link in links)
     text = ", ".join(f"{count} at {shown}" for shown, count in seen.most_common())
     return _line(name, Verdict.GOOD, f"{text}: all they can")
@@ -151,6 +178,7 @@ def _judge(what: str, links: list[PciLink]) -> Finding:
 class _Port:
     name: str
     board: str
+    layer: str
     state: str
     phys_state: str
     gbit_s: float
@@ -163,13 +191,16 @@ class _Port:
             return f"{self.name} is {self.state} ({self.phys_state})"
         full = _LANE_GBIT_S.get(self.lane, 0.0) * self.lanes
         shown = f"{self.gbit_s:g} Gbit/s" + (f" ({self.lanes}X {self.lane})" if self.lanes else "")
-        if self.lanes == 1:
+        alike = [port for port in ports if self.board and port.board == self.board]
+        most = max((port.lanes for port in alike), default=0)
+        # A cable of InfiniBand has four lanes or two; Ethernet of 10, 25 or 50 Gbit/s has one.
+        if self.lanes == 1 and (self.layer == "InfiniBand" or most > 1):
             return f"{self.name} has one lane: {shown}"
         if self.gbit_s < 0.9 * full:
             return f"{self.name}: {shown}, its lanes can {full:g}"
-        alike = [port.gbit_s for port in ports if self.board and port.board == self.board]
-        if self.gbit_s < max(alike, default=0.0):
-            return f"{self.name}: {shown}, another card like it has {max(alike):g}"
+        best = max((port.gbit_s for port in alike), default=0.0)
+        if self.gbit_s < best:
+            return f"{self.name}: {shown}, another card like it has {best:g}"
         return ""
 
 
@@ -181,6 +212,7 @@ def _ports(root: Path) -> list[_Port]:
             _Port(
                 name=f"{port.parents[1].name} port {port.name}",
                 board=text_of(port.parents[1] / "board_id"),
+                layer=text_of(port / "link_layer"),
                 state=text_of(port / "state").rpartition(": ")[2] or "unknown",
                 phys_state=text_of(port / "phys_state").rpartition(": ")[2] or "unknown",
                 gbit_s=float(rate[1]) if rate else 0.0,

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import re
 import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from forebay.doctor.deadline import side_by_side, within
-from forebay.doctor.finding import Expected, Finding, Verdict, compare
+from forebay.doctor.finding import Expected, Finding, Verdict, compare, failed
 from forebay.doctor.samples import summarize
-from forebay.errors import DeadlineError, DeniedError, ForebayError, StoreError
+from forebay.errors import DeadlineError, DeniedError, ForebayError, FullError, UsageError
 from forebay.format.names import probe_key
 from forebay.plan.figure import Kind
 from forebay.storage import direct
@@ -36,6 +38,10 @@ _PAGE = mmap.PAGESIZE
 _FIRST = 16  # the first wave is so many times smaller: it warms up, and says how much to send
 _MOST_SAMPLES = 200
 _MOST_WAVES = 32
+_LEFT_OVER_S = 86_400.0  # no visit lasts so long: whoever wrote it was killed
+_OURS = re.compile(re.escape(probe_key("doctor-")) + "[0-9a-f]{16}/")
+_OBJECT = re.compile(r"\S*doctor-[0-9a-f]{16}\S*: [^:]*: ")
+"""How the text of an error begins: one of our objects, and what was done to it."""
 
 Told = Callable[[str], None]
 
@@ -54,7 +60,8 @@ def measure(
 
     Each is measured for about ``seconds``; at most ``size_bytes`` lie in the store at once, and
     no call is waited for longer than ``timeout_s``. Whatever was written is deleted, also when it
-    fails half way. Raises nothing: trouble is a finding.
+    fails half way, and what a visit that was killed left a day ago or longer. Raises
+    nothing: trouble is a finding.
     """
     absent: Path | None = None
     try:
@@ -67,9 +74,11 @@ def measure(
         key = probe_key(f"doctor-{secrets.token_hex(8)}/there")
         within(lambda: store.head(key), timeout_s=timeout_s, what=f"{store.url}: head")
     except Exception as error:  # noqa: BLE001 - a store of another maker may raise anything
-        return [_failed("store", Kind.TEXT, error)]
+        files = "://" not in url or url.startswith("file:")
+        return [_failed("store", Kind.TEXT, error, files=files)]
     visit = _Visit(store, expected, seconds, max(1, objects), timeout_s, told)
     try:
+        visit.clear_left_over()
         return visit.all(size_bytes)
     finally:
         visit.leave()
@@ -90,14 +99,17 @@ class _Visit:
         timeout_s: float,
         told: Told,
     ) -> None:
-        self._store, self._expected = store, expected
+        self._store = store
+        self._volatile = not store.capabilities.durable
+        self._expected = {} if self._volatile else expected
         self._seconds, self._objects, self._timeout_s = seconds, objects, timeout_s
         self._told = told
         self._word = f"doctor-{secrets.token_hex(8)}"
         self._keys: set[str] = set()
         self._count = self._each = 0
         self._over = threading.Event()
-        self._silent: ForebayError | None = None
+        self._silent = False
+        self._troubles: dict[str, str] = {}  # what went wrong, and the line that says so
 
     def all(self, size_bytes: int) -> list[Finding]:
         """Every line."""
@@ -105,7 +117,9 @@ class _Visit:
         there: list[str] = []
         return [
             self._line("put rate", Kind.RATE, lambda: self._put_rate(each, there)),
-            self._line("get rate", Kind.RATE, lambda: self._get_rate(there)),
+            self._line("get rate", Kind.RATE, lambda: self._get_rate(there))
+            if there or self._silent
+            else _see("store get rate", Kind.RATE, "store put rate"),
             *(
                 self._line(f"{verb} latency", Kind.SECONDS, lambda verb=verb: self._latency(verb))
                 for verb in ("put", "head", "get")
@@ -115,15 +129,18 @@ class _Visit:
 
     def _line(self, name: str, kind: Kind, call: Callable[..., Finding]) -> Finding:
         """One line; trouble with it is a finding too."""
-        if self._silent is not None:  # one deadline is waited for, not one for each line
-            return _failed(f"{_HOP} {name}", kind, self._silent)
+        title = f"{_HOP} {name}"
+        if self._silent:  # one deadline is waited for, not one for each line
+            return _see(title, kind, next(iter(self._troubles.values())))
         self._told(f"{_HOP}: {name} of {self._store.url}")
         try:
             return call()
         except Exception as error:  # noqa: BLE001 - a store of another maker may raise anything
-            if isinstance(error, DeadlineError | DeniedError):
-                self._silent = error
-            return _failed(f"{_HOP} {name}", kind, error)
+            self._silent = isinstance(error, DeadlineError | DeniedError)
+            first = self._troubles.setdefault(_OBJECT.sub("", str(error)), title)
+            if first != title:  # said once
+                return _see(title, kind, first)
+            return _failed(title, kind, error, files=self._store.capabilities.local_path)
 
     def _key(self, what: str) -> str:
         """A new key, noted."""
@@ -159,16 +176,26 @@ class _Visit:
             )
             spent_s += self._put_wave(source, there)
             done_bytes, waves = done_bytes + each * self._objects, waves + 1
-        return compare(
+        shown = f"{self._objects} objects of {show_bytes(each)} at once, {waves} times"
+        found = compare(
             name="store put rate",
             hop=_HOP,
             kind=Kind.RATE,
             measured=done_bytes / max(spent_s, 1e-9),
             expected=self._expected,
-            field="storage.per_node",
-            note=f"{self._objects} objects of {show_bytes(each)} at once, {waves} times, durable",
+            field="" if self._volatile else "storage.per_node",
+            note=f"{shown}, durable",
             advice="plan with this rate (storage.per_node), or look for a nearer endpoint, a "
             "faster network or mount, and what else writes there",
+        )
+        if not self._volatile:
+            return found
+        return replace(
+            found,
+            verdict=Verdict.OFF,
+            note=f"{shown}; {self._store.url} is memory, or as good as it: nothing there survives "
+            "a power cut",
+            advice="name a store that keeps what it has: a bucket, or a directory on disks",
         )
 
     def _put_wave(self, source: memoryview, there: list[str]) -> float:
@@ -188,8 +215,6 @@ class _Visit:
         self._store.put_large(key, source, on_progress=check)
 
     def _get_rate(self, there: list[str]) -> Finding:
-        if not there:
-            raise StoreError("nothing was written that could be read")
         each = self._each
         calls = [partial(self._store.read_into, key, 0, _pages(each)) for key in there]
         done_bytes, spent_s, waves = 0, 0.0, 0
@@ -203,7 +228,7 @@ class _Visit:
             kind=Kind.RATE,
             measured=done_bytes / max(spent_s, 1e-9),
             expected=self._expected,
-            field="storage.per_node_read",
+            field="" if self._volatile else "storage.per_node_read",
             note=f"{len(calls)} objects of {show_bytes(each)} at once, {waves} times{cached}",
             advice="plan with this rate (storage.per_node_read): a restart takes as much longer",
         )
@@ -288,6 +313,25 @@ class _Visit:
                 self._store.delete(key)
                 self._keys.discard(key)
 
+    def clear_left_over(self) -> None:
+        """Take away what visits that were killed over a day ago left. Raises nothing."""
+        before_s = time.time() - _LEFT_OVER_S
+        gone: list[str] = []
+
+        def clear() -> None:
+            with contextlib.suppress(Exception):  # keys that may not list still measure
+                for each in list(self._store.list(probe_key(""))):
+                    ours = _OURS.match(each.key) is not None and each.modified_s < before_s
+                    if ours and not self._over.is_set() and self._store.delete(each.key):
+                        gone.append(each.key)
+            with contextlib.suppress(Exception):
+                self._store.sweep(probe_key(""), older_than_s=_LEFT_OVER_S)
+
+        with contextlib.suppress(DeadlineError):
+            within(clear, timeout_s=self._timeout_s, what=f"{self._store.url}: list")
+        if gone:
+            self._told(f"{_HOP}: {len(gone)} objects of an earlier doctor, over a day old, removed")
+
     def leave(self) -> None:
         """Take everything away that is noted, and uploads without an end; tell what stays."""
         self._over.set()
@@ -322,13 +366,18 @@ def _absent_directory(url: str) -> Path | None:
     return Path(text) if "://" not in text and not Path(text).exists() else None
 
 
-def _failed(name: str, kind: Kind, error: Exception) -> Finding:
+def _see(name: str, kind: Kind, first: str) -> Finding:
+    """A line that another stands for: what is wrong is said once."""
+    return failed(_HOP, name, kind, f"not measured: see {first}")
+
+
+def _failed(name: str, kind: Kind, error: Exception, *, files: bool) -> Finding:
+    """A line that could not be measured; what the error itself does not say to do is advised."""
     text = " ".join(str(error).split()) or type(error).__name__
-    return Finding(
-        name=name,
-        hop=_HOP,
-        kind=kind,
-        verdict=Verdict.FAILED,
-        note=text,
-        advice="see that the URL, the keys and the network are right, then measure again",
-    )
+    advice = "see that the URL, the keys and the network are right, then measure again"
+    if files:
+        late = isinstance(error, DeadlineError)
+        advice = "see that its mount answers, or wait longer (--timeout)" if late else ""
+    elif isinstance(error, FullError | DeniedError | UsageError):
+        advice = ""
+    return failed(_HOP, name, kind, text, advice)

@@ -129,6 +129,8 @@ class Link:
         self._timeout_s = timeout_s
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[StatusReply] = queue.SimpleQueue()
+        self._questions = 0
+        self._settle_by: float | None = None
         self._closing = threading.Event()
         self._wire: Wire | None = self._connect()
         self._threads = [
@@ -147,15 +149,34 @@ class Link:
         self._outbox.put(Skip(rank=self._hello.rank, step=step, attempt=attempt, reason=reason))
 
     def settle(self, timeout_s: float) -> StatusReply:
-        """Wait until the agent has nothing under way. Raises DeadlineError."""
-        self._outbox.put(AskSettled(timeout_s=timeout_s))
+        """Wait until the agent has nothing under way. Raises DeadlineError.
+
+        The agent that was asked may end meanwhile, killed or with nothing left to do: the next one
+        is asked again.
+        """
+        self._questions += 1
+        self._settle_by = time.monotonic() + timeout_s
+        late_s = self._settle_by + self._timeout_s
+        self._ask_settled()
         try:
-            return self._replies.get(timeout=timeout_s + self._timeout_s)
+            while True:
+                reply = self._replies.get(timeout=max(0.0, late_s - time.monotonic()))
+                if reply.question == self._questions:
+                    return reply
         except queue.Empty:
             raise DeadlineError(
                 f"agent: no word within {timeout_s:g} s on whether earlier snapshots are drained; "
                 f"its log: {self._directory / AGENT_LOG}"
             ) from None
+        finally:
+            self._settle_by = None
+
+    def _ask_settled(self) -> None:
+        """Ask the agent of now; called by whoever waits, and by the thread that found another."""
+        by = self._settle_by
+        if by is not None:
+            left_s = max(0.0, by - time.monotonic())
+            self._outbox.put(AskSettled(timeout_s=left_s, question=self._questions))
 
     def close(self, *, clean: bool) -> None:
         """Take leave; ``clean`` lets the agent remove this rank's arenas once they are drained."""
@@ -202,6 +223,7 @@ class Link:
         try:
             self._wire = self._connect()
             emit("agent.found_again", directory=self._directory)
+            self._ask_settled()
         except (AgentError, BusyError, OSError) as error:
             self._ledger.agent = f"gone: {error}"
             self._closing.wait(_RETRY_S)

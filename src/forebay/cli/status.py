@@ -35,7 +35,8 @@ def _one(directory: Path) -> dict[str, Any]:
     healthy = last is None or last.phase not in _BAD
     why = "" if last is None or healthy else f"step {last.step}: {last.detail}"
     found: dict[str, Any] = msgspec.to_builtins(reply)
-    found.pop("type", None)
+    for of_the_wire in ("type", "question"):
+        found.pop(of_the_wire, None)
     return {"directory": str(directory), "healthy": healthy, "why": why, **found}
 
 

@@ -286,10 +286,10 @@ def _room(total: int, free: int, kind: str, expected: Expected) -> Finding:
 
 @contextlib.contextmanager
 def _workplace(directory: Path) -> Iterator[Path]:
-    """A hidden directory of ours, removed whatever happens."""
+    """A hidden directory of ours, removed whatever happens, and whenever a signal comes."""
     place = directory / f".forebay-doctor-{secrets.token_hex(6)}"
-    place.mkdir(mode=0o700)
     try:
+        place.mkdir(mode=0o700)
         yield place
     finally:
         shutil.rmtree(place, ignore_errors=True)

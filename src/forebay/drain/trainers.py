@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 import forebay
 from forebay.drain.job import Snapshot
 from forebay.drain.status import progress_of
@@ -74,6 +76,7 @@ class Trainers:
         self._open: set[asyncio.StreamWriter] = set()
         self._settling: set[asyncio.Task[None]] = set()
         self._attempt = ""
+        self._ending = False
         self.said_bye: set[int] = set()
 
     @property
@@ -114,8 +117,8 @@ class Trainers:
         hello: Hello | None = None
         self._open.add(writer)
         try:
-            if not _is_ours(writer):
-                return
+            if self._ending or not _is_ours(writer):
+                return  # who comes too late finds the next agent
             while True:
                 size = frame_bytes(await reader.readexactly(4))
                 message = read_message(await reader.readexactly(size))
@@ -170,22 +173,23 @@ class Trainers:
             writer.write(write_frame(self._desk.status(settled=not self._desk.busy())))
         elif isinstance(message, AskSettled):
             self._desk.look()
-            task = asyncio.get_running_loop().create_task(self._settle(message.timeout_s, writer))
+            task = asyncio.get_running_loop().create_task(self._settle(message, writer))
             self._settling.add(task)
             task.add_done_callback(self._settling.discard)
         else:
             raise FormatError(f"message {type(message).__name__} is not for an agent")
 
-    async def _settle(self, timeout_s: float, writer: asyncio.StreamWriter) -> None:
+    async def _settle(self, asked: AskSettled, writer: asyncio.StreamWriter) -> None:
         """Answer once all is settled, or at the deadline; the connection goes on meanwhile."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + asked.timeout_s
         while self._desk.busy() and not writer.is_closing():
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 break
             await self._desk.changed(min(left_s, _SETTLE_POLL_S))
         if not writer.is_closing():
-            writer.write(write_frame(self._desk.status(settled=not self._desk.busy())))
+            reply = self._desk.status(settled=not self._desk.busy())
+            writer.write(write_frame(msgspec.structs.replace(reply, question=asked.question)))
             with contextlib.suppress(OSError):
                 await writer.drain()
 
@@ -199,7 +203,8 @@ class Trainers:
         return bool(everyone) and everyone <= self.said_bye
 
     def close(self) -> None:
-        """End all connections."""
+        """End all connections, and those that still come."""
+        self._ending = True
         for task in self._settling:
             task.cancel()
         for writer in list(self._open):

@@ -130,9 +130,13 @@ class AskStatus(msgspec.Struct, tag="ask_status", frozen=True, kw_only=True):
 
 
 class AskSettled(msgspec.Struct, tag="ask_settled", frozen=True, kw_only=True):
-    """Ask for a StatusReply once nothing drains and no commit is under way, or at the deadline."""
+    """Ask for a StatusReply once nothing drains and no commit is under way, or at the deadline.
+
+    The reply gives ``question`` back: one that is asked again may be answered twice.
+    """
 
     timeout_s: float
+    question: int = 0
 
 
 class Progress(msgspec.Struct, tag="progress", frozen=True, kw_only=True):
@@ -182,7 +186,8 @@ class StatusReply(msgspec.Struct, tag="status", frozen=True, kw_only=True):
     """What the agent is doing; ``settled`` is False when a deadline cut the wait short.
 
     ``share`` is how much of its budget the drain uses now: below 1.0 the store has asked for less.
-    ``limit_bytes_per_s`` is what that comes to, None without a limit.
+    ``limit_bytes_per_s`` is what that comes to, None without a limit. ``question`` is the number of
+    the AskSettled that it answers, 0 of none.
     """
 
     pid: int
@@ -199,6 +204,7 @@ class StatusReply(msgspec.Struct, tag="status", frozen=True, kw_only=True):
     share: float = 1.0
     limit_bytes_per_s: float | None = None
     last_committed_step: int | None = None
+    question: int = 0
 
 
 Message: TypeAlias = (

@@ -8,7 +8,7 @@ DEMO_DIR ?= demo
 STORE ?= file
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test azurite browser lint bench docs clean
+.PHONY: help setup demo test azurite browser spin lint bench docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make test    run all tests"
 	@echo "make azurite install the emulator that the tests of Azure need (npm)"
 	@echo "make browser install the Chromium that the tests of the report need (Debian, root)"
+	@echo "make spin    install the model checker that the test of the commit needs (Debian, root)"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   pause against a plain copy, drain against the disk"
 	@echo "make docs    links of the documents, and the listed names against the exported ones"
@@ -50,6 +51,10 @@ azurite: $(STAMP)
 # Debian's Chromium, for the tests of the report in a browser; they are skipped where it is not.
 browser:
 	command -v chromium >/dev/null || (apt-get update -q && apt-get install -y -q --no-install-recommends chromium)
+
+# Debian's Spin, for the model of the commit; its tests are skipped where it or a C compiler is not.
+spin:
+	command -v spin >/dev/null || (apt-get update -q && apt-get install -y -q --no-install-recommends spin)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,0 +1,93 @@
+"""The commit protocol, every interleaving of it: the model in spec/, checked by Spin."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+MODEL = Path(__file__).parents[2] / "spec" / "commit.pml"
+COMPILER = shutil.which("gcc") or shutil.which("cc")
+LIMIT_S = 150
+SAFE = ("-DSAFETY",), ("-N", "complete_or_absent")
+LIVE = ("-DNFAIR=3",), ("-a", "-f", "-N", "committed")  # NFAIR: room for more than 6 processes
+ENDS = ("-DSAFETY", "-DNOCLAIM"), ()  # Spin looks for states that cannot go on without a claim only
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("spin") is None, reason="no Spin: `make spin` installs it"),
+    pytest.mark.skipif(COMPILER is None, reason="no C compiler: Debian's package is gcc"),
+    pytest.mark.timeout(2 * LIMIT_S),
+]
+
+
+def check(
+    path: Path, defines: tuple[str, ...], how: tuple[tuple[str, ...], tuple[str, ...]]
+) -> str:
+    """What the exhaustive search of the model says."""
+    compiled, searched = how
+    shutil.copy(MODEL, path)
+    assert COMPILER is not None
+    for command in (
+        ["spin", *(f"-D{name}" for name in defines), "-a", MODEL.name],
+        [COMPILER, "-O2", "-w", *compiled, "-o", "pan", "pan.c"],
+        ["./pan", "-m100000", *searched],
+    ):
+        done = subprocess.run(
+            command, cwd=path, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def errors(said: str) -> int:
+    found = re.search(r"errors: (\d+)", said)
+    states = re.search(r"(\S+) states, stored", said)
+    assert found is not None, said
+    assert states is not None, said
+    print(f"{states[1]} states, {found[1]} errors")  # noqa: T201 - how much was searched
+    return int(found[1])
+
+
+@pytest.mark.parametrize(
+    ("defines", "how"),
+    [
+        pytest.param((), ENDS, id="nothing hangs"),
+        pytest.param(("LOSSES=2",), SAFE, id="two lost replies"),
+        pytest.param(("PATIENCE=2",), SAFE, id="two polls"),
+        pytest.param((), LIVE, id="is committed in the end"),
+    ],
+)
+def test_the_protocol_holds(
+    tmp_path: Path,
+    defines: tuple[str, ...],
+    how: tuple[tuple[str, ...], tuple[str, ...]],
+) -> None:
+    said = check(tmp_path, defines, how)
+    assert errors(said) == 0, said
+    for cut_short in ("max search depth too small", "Search not completed", "out of memory"):
+        assert cut_short not in said, said
+
+
+@pytest.mark.parametrize(
+    ("mistake", "how", "broken"),
+    [
+        ("MANIFEST_FIRST", SAFE, "WHOLE"),
+        ("COUNT_NOT_SET", SAFE, "WHOLE"),
+        ("DELETE_DATA_FIRST", SAFE, "WHOLE"),
+        ("OVERWRITE", SAFE, "made==0"),
+        ("TRUST_LOST_REPLY", SAFE, "WHOLE"),
+        ("EXISTS_IS_OURS", SAFE, "made==a"),
+        ("GIVE_UP", LIVE, "acceptance cycle"),
+        # no mistake of the model but a limit of the protocol: docs/commit-model.md
+        ("LATE_COMMITTER", SAFE, "made==0"),
+    ],
+)
+def test_a_mistake_is_found(
+    tmp_path: Path, mistake: str, how: tuple[tuple[str, ...], tuple[str, ...]], broken: str
+) -> None:
+    said = check(tmp_path, (mistake,), how)
+    assert errors(said) > 0, said
+    assert ("shards[1]" if broken == "WHOLE" else broken) in said

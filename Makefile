@@ -8,7 +8,7 @@ DEMO_DIR ?= demo
 STORE ?= file
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test azurite browser spin lint bench docs clean
+.PHONY: help setup demo test soak azurite browser spin lint bench docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make demo    train, kill, resume, compare: a table and demo/summary.json"
 	@echo "              STORE=s3: on a real S3 server, started for it; s3-faulty, s3-restart: disturbed"
 	@echo "make test    run all tests"
+	@echo "make soak    the long loops of kills, faults and fuzzing, an hour or more"
 	@echo "make azurite install the emulator that the tests of Azure need (npm)"
 	@echo "make browser install the Chromium that the tests of the report need (Debian, root)"
 	@echo "make spin    install the model checker that the test of the commit needs (Debian, root)"
@@ -43,6 +44,10 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# The long loops: hundreds of kills, every fault at every call. An hour or more; each test has its own deadline.
+soak: $(STAMP)
+	$(BIN)/python -m pytest -m soak -s --timeout 14400 $(PYTEST_ARGS)
 
 # Microsoft's store emulator, for the tests of az:// URLs; they are skipped where it is not.
 azurite: $(STAMP)

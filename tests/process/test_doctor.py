@@ -150,11 +150,13 @@ def test_bad_input_is_one_line_and_status_2(cli: Cli, words: tuple[str, ...]) ->
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_leaves_nothing(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    # Who was started in the background inherits that SIGINT is ignored, as the tests may have been.
+    hears = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     process = subprocess.Popen(
         [
             sys.executable,
-            "-m",
-            "forebay.cli",
+            "-c",
+            f"{hears}; from forebay.cli import main; main()",
             "doctor",
             "--local",
             str(tmp_path),

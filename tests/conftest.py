@@ -78,3 +78,19 @@ def nothing_is_left_behind() -> Iterator[None]:
                 pytrace=False,
             )
         time.sleep(0.05)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The figures of the tests that count what they tried: lines with ``violations``."""
+    lines = [
+        f"{report.nodeid}: {line}"
+        for report in terminalreporter.stats.get("passed", [])
+        for title, text in report.sections
+        if title == "Captured stdout call"
+        for line in text.splitlines()
+        if "violations" in line
+    ]
+    if lines:
+        terminalreporter.section("tried")
+        for line in lines:
+            terminalreporter.write_line(line)

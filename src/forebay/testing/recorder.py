@@ -52,14 +52,18 @@ _hooked = False
 
 
 class Recorder:
-    """Records below ``root``, which exists. Enter it once. Python 3.11 or newer."""
+    """Records below ``root``, which exists. Enter it once. Python 3.11 or newer.
 
-    def __init__(self, root: Path) -> None:
+    ``before`` is called by each thread before each call, so that a test can put threads in order.
+    """
+
+    def __init__(self, root: Path, before: Callable[[], None] = lambda: None) -> None:
         if sys.version_info < (3, 11):
             raise RuntimeError("the recorder needs Python 3.11 or newer: pathlib keeps os's own")
         if root != root.resolve():
             raise ValueError(f"{root}: name it without links: {root.resolve()}")
         self._root = root
+        self._before = before
         self._lock = threading.RLock()
         self._inside = threading.local()
         self._names: dict[int, dict[str, int]] = {ROOT: {}}
@@ -123,6 +127,8 @@ class Recorder:
         """One operation at a time, so that the order of the notes is that of the calls."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if not getattr(self._inside, "yes", False):
+                self._before()
             with self._lock:
                 outer = getattr(self._inside, "yes", False)
                 self._inside.yes = True

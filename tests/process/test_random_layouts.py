@@ -14,8 +14,11 @@ from forebay.storage.memory import MemoryStore
 from tests import paper
 from tests.layouts import DTYPES, Laid, Memory, bits, noise, random_layout, random_shape
 
-# Torch's own words about complex32, which is copied as integers here.
-pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")
+# Torch's own words about types that only few operators know; here they are copied or refused.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning"),
+    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning"),
+]
 
 CASES, SOAK_CASES = 80, 10_000
 
@@ -149,6 +152,53 @@ def run(seeds: range) -> Counter[str]:
             counts["3-D meshes"] += len(lies.mesh) == 3
             counts["stages"] += 0 < len(lies.ranks) < case.world_in
     return counts
+
+
+def _zeros() -> torch.Tensor:
+    return torch.zeros(4, dtype=torch.complex64)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [torch.zeros(1).expand(4), _zeros().conj(), _zeros().conj().imag],
+    ids=["expanded", "conjugated", "negated"],
+)
+def test_a_target_that_cannot_be_written_is_refused_before_any_is(target: torch.Tensor) -> None:
+    store = MemoryStore()
+    saved = {"a": torch.ones(3), "x": torch.ones(4, dtype=target.dtype)}
+    manifest = paper.save(store, [saved], 3)
+    first = torch.zeros(3)
+    with pytest.raises(forebay.MismatchError, match="x: the target cannot be written in place"):
+        paper.restore(store, manifest, [{"a": first, "x": target}])
+    assert not first.any()
+
+
+def test_what_cannot_be_written_can_be_saved() -> None:
+    store, base = MemoryStore(), torch.randn(4, dtype=torch.complex64)
+    views = {"conj": base.conj(), "neg": base.conj().imag, "wide": torch.ones(1).expand(4)}
+    manifest = paper.save(store, [dict(views)], 3)
+    target = {name: torch.zeros(4, dtype=view.dtype) for name, view in views.items()}
+    paper.restore(store, manifest, [target])
+    for name, view in views.items():
+        assert torch.equal(target[name], view.resolve_conj().resolve_neg()), name
+
+
+def test_every_dtype_is_saved_or_refused_with_its_path() -> None:
+    saved, refused = 0, 0
+    for dtype in {found for found in vars(torch).values() if isinstance(found, torch.dtype)}:
+        whole = torch.empty(6, dtype=dtype)
+        if dtype not in DTYPES:
+            with pytest.raises(forebay.StateError, match="x: a tensor of dtype"):
+                paper.save(MemoryStore(), [{"x": whole}], 3)
+            refused += 1
+            continue
+        whole = noise(random.Random(1), dtype, (6,))
+        store, target = MemoryStore(), noise(random.Random(2), dtype, (6,))
+        paper.restore(store, paper.save(store, [{"x": whole}], 3), [{"x": target}])
+        assert torch.equal(bits(target), bits(whole)), dtype
+        saved += 1
+    print(f"dtypes: {saved} saved and restored, {refused} refused, violations: 0")  # noqa: T201
+    assert saved == len(DTYPES)
 
 
 def told(counts: Counter[str]) -> str:

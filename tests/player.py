@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import random
 import socket
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from forebay.capture.arena import claim_arena, drop_drained, make_arena
 from forebay.drain.wire import short_path
 from forebay.format import tree
 from forebay.format.messages import (
@@ -40,7 +40,6 @@ from forebay.format.slot import (
     StartDigest,
     WitnessRow,
     Words,
-    plan_arena,
     read_words,
 )
 
@@ -52,6 +51,7 @@ class Player:
     """One rank of ``world`` on one node; tensor ``model/w`` of bytes is divided among all ranks.
 
     ``nbytes`` 0 makes a rank that stores nothing. Every rank witnesses the replicated ``step``.
+    ``claim`` takes the arena that a dead rank of that name has left, as a trainer does.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Player:
         node_ranks: tuple[int, ...] | None = None,
         slots: int = 2,
         generation: int = 0,
+        claim: bool = False,
     ) -> None:
         self.directory = directory
         self.run = run
@@ -109,22 +110,14 @@ class Player:
             witnesses=[WitnessRow("full", "model/seen", (0,), (8,), witness_start, 8)],
             start_digests=[StartDigest("model/big", (0,), (4,), "ab" * 32)],
         )
-        self.head = plan_arena(
-            slots=slots,
-            ticket_bytes=32_768,
-            image_bytes=witness_start + 4096,
-            generation=generation,
-        )
-        self.arena = f"rank-{rank:05d}.{generation}.arena"
         self._witness_start = witness_start
-        path = directory / self.arena
-        hidden = directory / f".{self.arena}"
-        fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        os.ftruncate(fd, self.head.total_bytes)
-        self.map = mmap.mmap(fd, self.head.total_bytes)
-        os.close(fd)
-        self.map[: len(self.head.write())] = self.head.write()
-        hidden.rename(path)
+        size = {"slots": slots, "ticket_bytes": 32_768, "image_bytes": witness_start + 4096}
+        if claim:
+            held, others = claim_arena(directory, rank, **size)
+            drop_drained(others)
+        else:
+            held = make_arena(directory, rank, generation=generation, **size)
+        self.head, self.map, self.arena = held.head, held.mapping, held.path.name
 
     def data(self, step: int) -> bytes:
         """The bytes of this rank's slice at ``step``."""

@@ -194,6 +194,23 @@ def test_two_ranks_commit_and_the_agent_leaves_nothing_behind(job: Job) -> None:
     assert not job.directory.exists()
 
 
+def test_after_a_restart_on_fewer_ranks_their_goodbyes_are_enough(job: Job) -> None:
+    """What an earlier start left says nothing of who has to take leave now."""
+    agent = job.start()
+    earlier = [job.player(rank, 2) for rank in (0, 1)]
+    for player in earlier:
+        player.connect()
+        player.save(1)
+    for player in earlier:
+        player.wait(1)
+        player.die()
+    alone = job.player(0, 1, generation=1)
+    alone.connect(attempt="a2")
+    alone.bye()
+    assert agent.wait(TIMEOUT_S) == 0, job.log()
+    assert not job.directory.exists()
+
+
 def test_files_of_the_agent_are_for_its_user_alone(job: Job) -> None:
     job.start()
     for name in (AGENT_SOCKET, AGENT_LOCK):

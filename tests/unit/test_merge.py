@@ -37,6 +37,23 @@ def test_a_value_that_differs_names_its_path_both_values_and_two_ranks() -> None
         merge_trees([record(one, one, other)])
 
 
+def tied(fqn: str, shape: tuple[int, ...] = (3,)) -> list[tree.Entry]:
+    return [
+        tree.Container("", "dict", 2),
+        tree.Tensor("embed", "embed", "float32", shape, "cpu", True),
+        tree.Tensor("head", fqn, "float32", shape, "cpu", True),
+    ]
+
+
+@pytest.mark.parametrize("order", [("embed", "embed", "head"), ("head", "embed", "embed")])
+def test_a_rank_with_an_empty_shard_cannot_see_that_it_is_tied(order: tuple[str, ...]) -> None:
+    """Three rows on four ranks: the others know. With bytes of its own it is no tie."""
+    records = [record(*map(tied, order))]
+    assert merge_trees(records, {"embed"}) == tied("embed")
+    with pytest.raises(ConflictError, match=r"head: differs between rank 0 .* and rank"):
+        merge_trees(records, {"embed", "head"})
+
+
 def test_nan_agrees_with_itself() -> None:
     entries = [value("loss", float("nan"))]
     assert merge_trees([record(entries, entries)]) == entries

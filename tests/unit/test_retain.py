@@ -111,3 +111,13 @@ def test_keep_is_applied() -> None:
     assert Catalog(store).steps() == [20, 40]
     assert [u.step for u in Catalog(store).unfinished()] == [5]
     assert apply_keep(store, Keep(last=1, every=20)) == []
+
+
+def test_a_step_that_a_commit_is_at_work_on_is_left_for_another_time() -> None:
+    store = MemoryStore()
+    for step in (1, 2, 3):
+        put_nodes(store, two_nodes(), step=step)
+        finish(store, step)
+    assert apply_keep(store, Keep(last=1), {1, 3}) == [2]
+    assert Catalog(store).steps() == [1, 3]
+    assert apply_keep(store, Keep(last=1)) == [1]

@@ -110,7 +110,8 @@ def check_records(store: Store, gathered: Sequence[Gathered]) -> Checked:
     _check_ranks(first, records)
     _check_shards(store, records)
     stored = [piece for record in records for piece in stored_slices(record)]
-    common = merge.merge_trees(records)
+    written = {piece.slice.key.fqn for piece in stored if piece.slice.key.rank is None}
+    common = merge.merge_trees(records, written)
     merge.check_witnesses(records, stored)
     kept = merge.keep_one_copy(stored)
     merge.check_cover(common, None, (s for s in kept if s.slice.key.rank is None))

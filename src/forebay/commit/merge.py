@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
 
 from forebay.errors import ConflictError, FormatError, IncompleteError
 from forebay.format import tree
@@ -13,11 +15,14 @@ _SCOPES = ("full", "sample", "start")
 _ADVICE = "make them equal, or declare it forebay.per_rank(...)"
 
 
-def merge_trees(records: Sequence[Record]) -> list[tree.Entry]:
+def merge_trees(
+    records: Sequence[Record], written: Collection[str] | None = None
+) -> list[tree.Entry]:
     """One tree of all that ranks hold in common; work for each distinct tree, not for each rank.
 
     Pipeline stages hold different entries; an entry that several hold must be the same in all, a
-    dict's number of children apart. Raises ConflictError naming path and two ranks.
+    dict's number of children apart. ``written`` names the tensors that have bytes of their own.
+    Raises ConflictError naming path and two ranks.
     """
     blobs: dict[str, tuple[int, bytes]] = {}
     for record in records:
@@ -31,6 +36,10 @@ def merge_trees(records: Sequence[Record]) -> list[tree.Entry]:
         for entry in tree.read_tree(blob, f"tree of rank {rank}"):
             first = merged.setdefault(entry.path, (rank, entry))
             if not _same(first[1], entry):
+                tied = None if written is None else _tied(first[1], entry, written)
+                if tied is not None:
+                    merged[entry.path] = (first[0], tied)
+                    continue
                 raise ConflictError(
                     f"{entry.path or 'state'}: differs between rank {first[0]} "
                     f"({_show(first[1])}) and rank {rank} ({_show(entry)}): {_ADVICE}"
@@ -44,6 +53,21 @@ def _same(one: tree.Entry, other: tree.Entry) -> bool:
             one.length == other.length or one.kind in ("dict", "odict")
         )
     return one == other
+
+
+def _tied(one: tree.Entry, other: tree.Entry, written: Collection[str]) -> tree.Entry | None:
+    """Which of two entries knows that a tensor is tied, where they differ in nothing else.
+
+    A rank whose shard is empty has no memory by which to see it. None where the path has bytes of
+    its own: then a rank that has some holds it untied.
+    """
+    if not (isinstance(one, tree.Tensor) and isinstance(other, tree.Tensor)):
+        return None
+    if one.path in written or msgspec.structs.replace(one, fqn=other.fqn) != other:
+        return None
+    if one.path not in (one.fqn, other.fqn):
+        return None
+    return other if one.fqn == one.path else one
 
 
 def _counted(entries: list[tree.Entry]) -> list[tree.Entry]:

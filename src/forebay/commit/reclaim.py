@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from forebay.commit.catalog import Catalog
 from forebay.commit.retain import decide
 from forebay.config import Keep
@@ -30,9 +32,14 @@ def delete_step(store: Store, step: int) -> int:
     return count
 
 
-def apply_keep(store: Store, keep: Keep) -> list[int]:
-    """Delete the committed steps that ``keep`` does not name; returns them."""
-    gone = [d.step for d in decide(Catalog(store).steps(), keep) if not d.keep]
+def apply_keep(store: Store, keep: Keep, spared: Collection[int] = ()) -> list[int]:
+    """Delete the committed steps that ``keep`` does not name; returns them.
+
+    ``spared`` are left for another time: steps that a commit is at work on, which would make the
+    manifest again over data that is gone.
+    """
+    unnamed = [d.step for d in decide(Catalog(store).steps(), keep) if not d.keep]
+    gone = [step for step in unnamed if step not in spared]
     for step in gone:
         objects = delete_step(store, step)
         emit("retention.deleted", step=step, objects=objects)

@@ -174,7 +174,8 @@ class Finisher:
         try:
             if self._config.node == 0 and (keep_last is not None or keep_every is not None):
                 keep = Keep(last=keep_last or 1, every=keep_every)
-                await self._work.commit(apply_keep, self._durable, keep)
+                spared = {snapshot.step for snapshot in self._snapshots.unfinished}
+                await self._work.commit(apply_keep, self._durable, keep, spared)
             if self._local is not None:
                 await self._work.commit(self._trim_local, self._local)
         except (ForebayError, OSError) as error:

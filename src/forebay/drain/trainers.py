@@ -194,8 +194,9 @@ class Trainers:
                 await writer.drain()
 
     def _node_ranks(self) -> tuple[int, ...]:
-        known = self._desk.known()
-        return known[-1].node_ranks if known else ()
+        """This node's ranks of the last attempt, as its snapshots tell; earlier ones had others."""
+        known = reversed(self._desk.known())
+        return next((s.node_ranks for s in known if s.base_attempt == self._attempt), ())
 
     def all_left(self) -> bool:
         """True when every rank of the last attempt has said goodbye."""

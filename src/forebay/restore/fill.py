@@ -335,6 +335,12 @@ class Binder:
         if entry.dtype != dtype and not self._may_cast(entry.dtype, local.dtype):
             self._problems.append(f"{path}: dtype {dtype} in the target, {entry.dtype} stored")
             return lambda: item
+        if not _writable(local):
+            self._problems.append(
+                f"{path}: the target cannot be written in place (an expanded, conjugated or "
+                "negated view): clone it"
+            )
+            return lambda: item
         if entry.dtype != dtype:
             self.cast.append(f"{path}: {entry.dtype} -> {dtype}")
         boxes = [(Box.whole(entry.shape), Box.whole(entry.shape))]
@@ -432,6 +438,16 @@ class Binder:
         if entry.host == "numpy":
             return lambda: (finish(), made.numpy()[()])[1]
         return finish
+
+
+def _writable(local: torch.Tensor) -> bool:
+    """True when ``copy_`` takes it as a target: one place for each element, no pending operation.
+
+    Known before any target is touched, so that a restore that fails has changed nothing.
+    """
+    spread = zip(local.shape, local.stride(), strict=True)
+    once = not local.numel() or all(stride or size <= 1 for size, stride in spread)
+    return once and not local.is_conj() and not local.is_neg()
 
 
 def _is_sharded(item: torch.Tensor) -> bool:

@@ -111,8 +111,9 @@ class Agent:
 
     def signal(self, number: int) -> None:
         """Send it a signal; one that has ended gets none."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.fd, number)
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.fd, number)
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""

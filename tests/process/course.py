@@ -34,7 +34,7 @@ from forebay.storage.directory import DirectoryStore
 from forebay.storage.durable import is_unfinished
 from tests.player import Player
 from tests.process.agents import Agent, Agents
-from tests.process.strace import Strace, injected
+from tests.process.strace import Point, Strace, injected, read_points
 
 STEPS = (1, 2, 3)
 NEXT_STEP = 4
@@ -53,7 +53,7 @@ class Course:
         self.url = str(self.run_path)
         self.directory = job_directory(self.shared, self.url, 0)
         self.home = self.local / job_name(self.url, 0)
-        self.options = {"local": str(self.local), "keep_last": 1, **options}
+        self.options: dict[str, Any] = {"local": str(self.local), "keep_last": 1, **options}
         self.log = root / "agent.log"
         self.problems: list[str] = []
         self.staged: list[int] = []
@@ -67,6 +67,16 @@ class Course:
         config = AgentConfig(**({"run": self.url, "node": 0, "linger_s": 30.0} | self.options))
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.directory / AGENT_CONFIG).write_bytes(msgspec.json.encode(config))
+
+    def move_run(self, path: Path) -> None:
+        """Keep the run elsewhere, and nothing on a local tier; before the first agent."""
+        self.player.die()
+        self.player.map.close()
+        self.run_path, self.url = path, str(path)
+        self.options["local"] = None
+        self.directory = job_directory(self.shared, self.url, 0)
+        self._configure()
+        self.player = Player(self.directory, self.url, nbytes=60_000)
 
     def start(self, **how: Any) -> Agent:
         """Fork an agent for the job."""
@@ -84,13 +94,12 @@ class Course:
         with Strace(agent.pid, log, calls, *inject):
             gate.touch()
             whole = self.drive(agent)
-            self._must(lambda: not agent.alive, "the agent to end after the course")
         return (injected(log) if inject else ""), whole
 
     def drive(self, agent: Agent) -> bool:
         """Save every step, then leave. False when the agent died before."""
         try:
-            self._connect(agent)
+            self.connect(agent)
             for step in STEPS:
                 self.staged.append(step)
                 self.player.save(step)
@@ -107,6 +116,7 @@ class Course:
         with contextlib.suppress(ConnectionError):
             self.player.bye()
         self.player.die()
+        self._must(lambda: not agent.alive, "the agent to end after the course")
         return True
 
     def _settle(self) -> None:
@@ -116,7 +126,8 @@ class Course:
         except AgentError as error:
             raise error.__cause__ or error from None
 
-    def _connect(self, agent: Agent) -> None:
+    def connect(self, agent: Agent) -> None:
+        """Say Hello as soon as the agent listens. Raises ConnectionResetError when it has ended."""
         deadline = time.monotonic() + TIMEOUT_S
         while True:
             with contextlib.suppress(ConnectionError, FileNotFoundError):
@@ -177,7 +188,7 @@ class Course:
             self.player = Player(self.directory, self.url, nbytes=60_000, generation=1)
         agent = self.start()
         try:
-            self._connect(agent)
+            self.connect(agent)
             for step in self.staged:
                 if step not in self.ends:
                     self.ends[step] = end = self.player.wait(step)
@@ -207,11 +218,11 @@ class Course:
             known = names.parse_data_key(key) or names.parse_manifest_key(key)
             if path.is_file() and not known and not is_unfinished(path.name):
                 found.append(f"run: {key}")
-        wanted = {f"{step:012d}" for step in sorted(self.acknowledged())[-2:]}
+        oldest = f"{sorted(self.acknowledged())[-2:][0]:012d}"
         for path in self.home.rglob("*"):
             key = path.relative_to(self.home)
             step = key.parts[1] if key.parts[0] == "data" and len(key.parts) > 1 else None
-            if path.is_file() and (step not in wanted or is_unfinished(path.name)):
+            if path.is_file() and (step is None or step < oldest or is_unfinished(path.name)):
                 found.append(f"local tier: {key}")
         return found
 
@@ -221,3 +232,19 @@ class Course:
         self.player.map.close()
         for agent in self._started:
             agent.close()
+
+
+def record(
+    root: Path, shared: Path, agents: Agents, calls: list[str], ordered: bool
+) -> list[Point]:
+    """The points of a course that nobody disturbs, which ends well and tidily itself."""
+    course = Course(root, shared, agents)
+    try:
+        _, whole = course.go(calls, ordered=ordered)
+        assert whole, course.last()
+        assert course.acknowledged() == [1, 2, 3]
+        course.look("undisturbed")
+        assert not course.problems
+        return read_points(root / "strace.log")
+    finally:
+        course.end()

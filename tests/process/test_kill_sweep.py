@@ -5,61 +5,19 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import secrets
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.process import strace
 from tests.process.agents import Agents
-from tests.process.course import Course
+from tests.process.course import Course, record
 from tests.process.strace import Point
 
 SAMPLE_S = 50.0
 SAMPLE_POINTS = 20
 ALL_POINTS = 120
-
-
-@pytest.fixture(scope="module")
-def calls() -> list[str]:
-    why = strace.why_not()
-    if why:
-        pytest.skip(why)
-    return strace.known_calls()
-
-
-@pytest.fixture(scope="module")
-def agents() -> Iterator[Agents]:
-    made = Agents()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    path = Path("/dev/shm") / f"forebay-test-{secrets.token_hex(4)}"
-    path.mkdir(mode=0o700)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
-
-
-def record(
-    root: Path, shared: Path, agents: Agents, calls: list[str], ordered: bool
-) -> list[Point]:
-    """The points of a course that nobody disturbs, which ends well and tidily itself."""
-    course = Course(root, shared, agents)
-    try:
-        _, whole = course.go(calls, ordered=ordered)
-        assert whole, course.last()
-        assert course.acknowledged() == [1, 2, 3]
-        course.look("undisturbed")
-        assert not course.problems
-        return strace.read_points(root / "strace.log")
-    finally:
-        course.end()
 
 
 def kill_at(
@@ -96,13 +54,13 @@ def sweep(
 
 
 def test_killed_at_a_sample_of_all_calls(
-    tmp_path: Path, shared: Path, agents: Agents, calls: list[str]
+    tmp_path: Path, shared: Path, agents: Agents, traced_calls: list[str]
 ) -> None:
     seed = int(os.environ.get("FOREBAY_KILL_SEED", "1"))
     points = [
         (point, ordered)
         for ordered in (True, False)
-        for point in record(tmp_path / f"record-{ordered}", shared, agents, calls, ordered)
+        for point in record(tmp_path / f"record-{ordered}", shared, agents, traced_calls, ordered)
     ]
     random.Random(seed).shuffle(points)
     # every call once first, then the others as far as the time goes
@@ -121,13 +79,13 @@ def test_killed_at_a_sample_of_all_calls(
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_killed_at_every_call(
-    tmp_path: Path, shared: Path, agents: Agents, calls: list[str]
+    tmp_path: Path, shared: Path, agents: Agents, traced_calls: list[str]
 ) -> None:
     points = list(
         itertools.chain.from_iterable(
             (
                 (point, ordered)
-                for point in record(tmp_path / f"r-{ordered}", shared, agents, calls, ordered)
+                for point in record(tmp_path / f"{ordered}", shared, agents, traced_calls, ordered)
             )
             for ordered in (True, False)
         )

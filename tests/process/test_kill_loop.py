@@ -23,7 +23,7 @@ KILLS, ALL_KILLS = 30, 300
 WORLD = 2
 EVERY = 2
 NAP_S = 0.02
-VICTIMS = ("rank", "agent", "agent", "committer", "committer", "all")
+VICTIMS = ("rank",) * 2 + ("all",) + ("agent",) * 4 + ("committer",) * 5
 
 
 class Training:
@@ -143,9 +143,9 @@ def loop(kills: int, tmp_path: Path, runtime: Path, start_ranks: Callable[..., R
     for _ in range(kills):
         victim = chance.choice(VICTIMS)
         training.kill(victim, chance.uniform(0.0, 0.4))
-        print(victim, time.monotonic(), flush=True)
         done[victim] += 1
-        gone = training.committed() - set(forebay.open(training.run).steps())
+        told = training.committed()
+        gone = told - set(forebay.open(training.run).steps()) if told else set()
         violations += [f"after a kill of {victim}: step {step} is gone" for step in sorted(gone)]
     last, weights = training.finish()
     reference = undisturbed(tmp_path / "undisturbed", last, start_ranks)
@@ -170,6 +170,7 @@ def loop(kills: int, tmp_path: Path, runtime: Path, start_ranks: Callable[..., R
     assert len(training.committed()) >= kills // 2
 
 
+@pytest.mark.timeout(900)
 def test_killed_thirty_times(
     tmp_path: Path, runtime: Path, start_ranks: Callable[..., Ranks]
 ) -> None:

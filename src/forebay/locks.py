@@ -16,12 +16,29 @@ def lock_owner(path: Path) -> int | None:
     Never to be asked by a process of a lock of its own: closing the file would give that back.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return _owner(path)
     except OSError:
         return None
+
+
+def _owner(path: Path) -> int | None:
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
         return None if kind == fcntl.F_UNLCK else int(pid)
     finally:
         os.close(fd)
+
+
+def may_be_held(path: Path) -> bool:
+    """Whether a process holds a lock file, or that cannot be told; as ``lock_owner``.
+
+    Who takes a live rank for a dead one, for want of a descriptor, gives up its snapshots.
+    """
+    try:
+        return _owner(path) is not None
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True

@@ -10,12 +10,13 @@ from forebay.capture import arena
 from forebay.capture.ledger import Ledger
 from forebay.capture.offer import Link
 from forebay.capture.topology import Topology
-from forebay.config import Settings, linger_s, runtime_directory, stagger_s
+from forebay.config import RUNTIME_VARIABLE, Settings, linger_s, runtime_directory, stagger_s
+from forebay.errors import StoreError
 from forebay.format import messages
 from forebay.format.names import PROBE_RESULT_KEY, probe_key
 from forebay.storage.address import open_store
 from forebay.storage.probe import require_exclusive
-from forebay.storage.store import Store
+from forebay.storage.store import Store, store_error
 
 _KEYS = ("AWS_", "AZURE_", "GOOGLE_")
 
@@ -24,8 +25,8 @@ class Membership:
     """What a rank holds of a job on its node: directory, lock, stores and the tie to the agent.
 
     Rank 0 probes the durable tier, unless that was done for the run.
-    Raises BusyError when a live process holds the rank, StoreError when a tier cannot be used,
-    AgentError when no agent answers.
+    Raises BusyError when a live process holds the rank, StoreError when a tier or the
+    job's directory cannot be used, AgentError when no agent answers.
     """
 
     def __init__(
@@ -43,7 +44,10 @@ class Membership:
             job_home = settings.local / messages.job_name(url, topology.node)
             open_store(settings.local)
             self.local_store = open_store(job_home)
-        self.lock = arena.claim_rank(self.directory, topology.rank, url)
+        try:
+            self.lock = arena.claim_rank(self.directory, topology.rank, url)
+        except OSError as error:
+            raise self._unusable(error) from error
         keep = settings.keep
         config = messages.AgentConfig(
             run=url,
@@ -80,9 +84,18 @@ class Membership:
                 start_agents=settings.agent == "auto",
                 timeout_s=settings.agent_timeout_s,
             )
+        except OSError as error:
+            self.lock.release()
+            raise self._unusable(error) from error
         except BaseException:
             self.lock.release()
             raise
+
+    def _unusable(self, error: OSError) -> StoreError:
+        """What a failed call on the job's directory becomes."""
+        return store_error(
+            error, f"{self.directory}: cannot be used ({RUNTIME_VARIABLE} sets another place)"
+        )
 
     def leave(self, *, clean: bool) -> None:
         """Take leave of the agent and give the rank's name back."""

@@ -21,6 +21,8 @@ import psutil
 import pytest
 
 from forebay.format.messages import AGENT_SOCKET
+from tests.process import strace
+from tests.process.agents import Agents
 
 WORKERS = Path(__file__).with_name("workers.py")
 
@@ -248,3 +250,29 @@ def start_ranks(tmp_path: Path, runtime: Path, nursery: Nursery) -> Iterator[Cal
     yield start
     for ranks in started:
         ranks.kill()
+
+
+@pytest.fixture(scope="session")
+def agents() -> Iterator[Agents]:
+    """Node agents that start at once."""
+    made = Agents()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def traced_calls() -> list[str]:
+    """The calls at which faults are put, where strace may be used; else the test is skipped."""
+    why = strace.why_not()
+    if why:
+        pytest.skip(why)
+    return strace.known_calls()
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A directory in shared memory."""
+    path = Path("/dev/shm") / f"forebay-test-{secrets.token_hex(4)}"
+    path.mkdir(mode=0o700)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)

@@ -385,6 +385,51 @@ def save_and_hang(url: str, step: int, marker: str, nbytes: int, **options: Any)
     time.sleep(600)
 
 
+def train_on(home: str, url: str | None, every: int, nap_s: float, **options: Any) -> Any:
+    """Train, with dropout of this rank's own, until the step that the file ``stop`` names.
+
+    Logs each loss, and each step that was told to be committed; resumes where there is something
+    to. Without a ``url`` nothing is saved. Rank 0 returns all tensors.
+    """
+    group()
+    model, optimizer = build("fsdp", width=6)
+    torch.manual_seed(100 + RANK)
+    done = forebay.value(0)
+    state = {
+        "model": model,
+        "optimizer": optimizer,
+        "step": done,
+        "rng": forebay.per_rank(forebay.rng()),
+    }
+    checkpointer = None
+    if url is not None:
+        checkpointer = forebay.Checkpointer(url, on_full="wait", **options)
+        checkpointer.restore(state)
+    stop, taken = Path(home, "stop"), []
+    with (
+        Path(home, f"losses-{RANK}").open("a", buffering=1) as losses,
+        Path(home, f"committed-{RANK}").open("a", buffering=1) as committed,
+    ):
+        while not (stop.exists() and done.value >= int(stop.read_text())):
+            done.value += 1
+            tokens = torch.randint(0, 13, (4, 5))
+            loss = model(torch.nn.functional.dropout(tokens.float(), 0.1).long() % 13)
+            loss = loss.square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.write(f"{done.value} {float(loss).hex()}\n")
+            time.sleep(nap_s)
+            if checkpointer is not None and done.value % every == 0:
+                taken.append(checkpointer.save(done.value, state))
+            for snapshot in [one for one in taken if one.status()["committed"]]:
+                committed.write(f"{snapshot.step}\n")
+                taken.remove(snapshot)
+    if checkpointer is not None:
+        checkpointer.close(timeout_s=60)
+    return full_tensors(model, optimizer)
+
+
 def be_rank(order: dict[str, Any]) -> None:
     """Run one worker in this process and write what it returns."""
     global RANK, WORLD

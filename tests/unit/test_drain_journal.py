@@ -100,3 +100,20 @@ def test_a_failed_append_hides_no_later_line(
 def test_it_lies_on_the_local_tier_where_there_is_one(tmp_path: Path) -> None:
     assert journal_path(tmp_path / "job", None) == tmp_path / "job" / "journal"
     assert journal_path(tmp_path / "job", tmp_path / "home") == tmp_path / "home" / "journal"
+
+
+def test_a_torn_tail_that_cannot_be_cut_hides_no_later_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    path.write_bytes(path.read_bytes()[:-3])
+    torn = Journal(path)
+    assert torn.replay() == lines()[:2]
+    with monkeypatch.context() as patched:
+        patched.setattr("os.truncate", lambda *_: (_ for _ in ()).throw(OSError(5, "refused")))
+        with pytest.raises(OSError, match="refused"):
+            torn.write(lines()[0])
+    torn.write(lines()[2])
+    torn.close()
+    assert Journal(path).replay() == lines()

@@ -63,8 +63,12 @@ class RankLock:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 raise BusyError(self._busy(run, owner or "unknown")) from None
             raise
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, str(os.getpid()).encode(), 0)
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, str(os.getpid()).encode(), 0)
+        except OSError:
+            os.close(self._fd)
+            raise
         _held_here.add(self.path)
 
     def _busy(self, run: str, pid: object) -> str:

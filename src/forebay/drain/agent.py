@@ -24,7 +24,7 @@ import msgspec
 
 from forebay.drain.service import Agent
 from forebay.drain.wire import answers, ask
-from forebay.errors import ForebayError, UsageError
+from forebay.errors import AgentError, ForebayError, UsageError
 from forebay.format.messages import AGENT_CONFIG, AGENT_LOCK, AGENT_SOCKET, AgentConfig
 from forebay.locks import lock_owner
 from forebay.watch.events import LOGGER, emit
@@ -142,6 +142,9 @@ def main(arguments: list[str]) -> int:
     except ForebayError as error:
         LOGGER.error("%s", error)
         return error.exit_code
+    except OSError as error:  # of the job's directory: whoever needs an agent starts another
+        LOGGER.error("agent: %s", error)
+        status = AgentError.exit_code
     logging.shutdown()
     # A thread that hangs in a store must not hold up the end: nothing of it is needed any more.
     os._exit(status)

@@ -170,21 +170,29 @@ class Finisher:
 
     async def _retain(self) -> None:
         """Apply retention behind everything else; its failure is told and harms nothing."""
+        if self._local is not None:
+            local, all_known = self._local, list(self._snapshots.all.values())
+            committed = {s.step for s in all_known if s.phase is Phase.COMMITTED}
+            busy = {s.step for s in all_known if not s.final}
+            await self._tidy(lambda: self._trim_local(local, committed, busy))
         keep_last, keep_every = self._config.keep_last, self._config.keep_every
+        if self._config.node == 0 and (keep_last is not None or keep_every is not None):
+            keep = Keep(last=keep_last or 1, every=keep_every)
+            spared = {snapshot.step for snapshot in self._snapshots.unfinished}
+            await self._tidy(lambda: apply_keep(self._durable, keep, spared))
+
+    async def _tidy(self, work: Callable[[], object]) -> None:
         try:
-            if self._config.node == 0 and (keep_last is not None or keep_every is not None):
-                keep = Keep(last=keep_last or 1, every=keep_every)
-                spared = {snapshot.step for snapshot in self._snapshots.unfinished}
-                await self._work.commit(apply_keep, self._durable, keep, spared)
-            if self._local is not None:
-                await self._work.commit(self._trim_local, self._local)
+            await self._work.commit(work)
         except (ForebayError, OSError) as error:
             emit("retention.failed", level=40, why=error)
 
-    def _trim_local(self, local: Store) -> None:
-        """Drop local images older than the last two committed steps, the record of each first."""
-        kept = Catalog(self._durable).steps()[-_LOCAL_KEPT:]
-        busy = {snapshot.step for snapshot in self._snapshots.unfinished}
+    def _trim_local(self, local: Store, committed: set[int], busy: set[int]) -> None:
+        """Drop local images older than the last two committed steps, the record of each first.
+
+        ``committed`` are those of this agent's: of the last two, node 0 may have deleted one.
+        """
+        kept = sorted({*Catalog(self._durable).steps(), *committed})[-_LOCAL_KEPT:]
         old = [
             info.key
             for info in local.list(names.DATA_PREFIX)

@@ -141,9 +141,14 @@ class Journal:
         frame = _frame(line)
         with self._lock:
             if self._file is None:
-                self._file = AppendFile(self.path)
-                # What a failed append left would hide every line behind it.
-                os.truncate(self.path, self._good_bytes)
+                fresh = AppendFile(self.path)
+                try:
+                    # What a failed append left would hide every line behind it.
+                    os.truncate(self.path, self._good_bytes)
+                except OSError:
+                    fresh.close()
+                    raise
+                self._file = fresh
             try:
                 self._file.append(frame)
             except OSError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from forebay.drain.drainer import Drainer
 from forebay.drain.finish import Finisher
 from forebay.drain.job import Digests, Part, PartState, Snapshot
@@ -11,6 +13,8 @@ from forebay.drain.snapshots import REMEMBERED, Snapshots
 from forebay.drain.work import Work
 from forebay.format.messages import FINAL_PHASES, Phase
 from forebay.watch.events import emit
+
+_READ_TRIES, _READ_WAIT_S = 4, 0.05
 
 
 def recover(
@@ -27,7 +31,7 @@ def recover(
     What was noted as spilled or uploaded is not sent again. Raises OSError when arenas cannot be
     looked at.
     """
-    kept = _still_matter(journal.replay())
+    kept = _still_matter(_read(journal))
     for line in kept:
         _replay(snapshots, line)
     try:
@@ -50,6 +54,18 @@ def recover(
                 drainer.start(snapshot, part)
     if snapshots.unfinished or kept:
         emit("agent.recovered", unfinished=len(snapshots.unfinished))
+
+
+def _read(journal: Journal) -> list[Line]:
+    """Lines of an earlier agent; a disk that does not give them back gets a few tries."""
+    for left in reversed(range(_READ_TRIES)):
+        try:
+            return journal.replay()
+        except OSError as error:
+            if not left:
+                emit("journal.lost", level=40, why=error)
+            time.sleep(_READ_WAIT_S)
+    return []
 
 
 def _still_matter(lines: list[Line]) -> list[Line]:

@@ -27,7 +27,9 @@ from forebay.drain.trainers import Trainers
 from forebay.drain.upload import close_what_was_held
 from forebay.drain.wire import short_path
 from forebay.drain.work import Work
+from forebay.errors import StoreError
 from forebay.format.messages import (
+    AGENT_LOCK,
     AGENT_SOCKET,
     AgentConfig,
     Skip,
@@ -35,7 +37,7 @@ from forebay.format.messages import (
     config_digest,
     job_name,
 )
-from forebay.locks import lock_owner
+from forebay.locks import may_be_held
 from forebay.storage.address import open_store
 from forebay.storage.pace import Pace
 from forebay.storage.store import Store
@@ -67,6 +69,7 @@ class Agent:
         self._directory = directory
         self._config = config
         self._durable = durable
+        self._local = local
         self._shown_s = 0.0
         self._limit_s = _STOP_LIMIT_S
         self._journal = Journal(journal_path(directory, home))
@@ -101,6 +104,7 @@ class Agent:
         """Serve until nothing is left to do, or until SIGTERM, which leaves the rest in place."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._ended.set)
         path = self._directory / AGENT_SOCKET
+        self._clear()
         recover(
             journal=self._journal,
             slots=self._slots,
@@ -125,13 +129,28 @@ class Agent:
         finally:
             server.close()
             self._trainers.close()
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
             await self._work.stop(self._limit_s)
             self._journal.close()
             self._slots.close()
         if done:
             self._clean_up()
         emit("agent.ends", unfinished=len(self._snapshots.unfinished))
+
+    def _clear(self) -> None:
+        """Remove what agents of the job left that were killed in a local write, or in their end.
+
+        Nobody else writes to this node's part of the local tier, so its age says nothing.
+        """
+        for left in self._directory.parent.glob(f".{self._directory.name}.*"):
+            if not may_be_held(left / AGENT_LOCK) and not _held(left):
+                shutil.rmtree(left, ignore_errors=True)
+        if self._local is not None:
+            try:
+                self._local.sweep("", older_than_s=0.0)
+            except StoreError as error:
+                emit("sweep.failed", level=30, why=error)
 
     def look(self) -> None:
         """Take over what is staged, give up what waits in vain."""
@@ -221,7 +240,8 @@ class Agent:
         """
         if _held(self._directory):
             return
-        self._journal.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._journal.path.unlink(missing_ok=True)
         going = self._directory.with_name(f".{self._directory.name}.{secrets.token_hex(4)}")
         with contextlib.suppress(OSError):
             self._directory.rename(going)
@@ -233,8 +253,14 @@ class Agent:
 
 
 def _held(directory: Path) -> bool:
-    """True while a live rank holds its name in the job's directory."""
-    return any(lock_owner(path) is not None for path in directory.glob("rank-*.lock"))
+    """True while a live rank holds its name in the job's directory, or that cannot be told."""
+    try:
+        found = list(directory.iterdir())
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return any(may_be_held(path) for path in found if path.match("rank-*.lock"))
 
 
 def _listen(path: Path) -> socket.socket:

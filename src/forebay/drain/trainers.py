@@ -34,7 +34,7 @@ from forebay.format.messages import (
     read_message,
     write_frame,
 )
-from forebay.locks import lock_owner
+from forebay.locks import may_be_held
 from forebay.watch.events import emit
 
 _SETTLE_POLL_S = 0.2
@@ -94,7 +94,7 @@ class Trainers:
             return known[0].attempt == attempt
         if self._attempt not in ("", attempt):
             return False
-        return lock_owner(self._directory / f"rank-{rank:05d}.lock") is not None
+        return may_be_held(self._directory / f"rank-{rank:05d}.lock")
 
     def tell(self, snapshot: Snapshot) -> None:
         """Tell every rank of the snapshot's attempt which phase it is in."""

@@ -16,7 +16,7 @@ def lock_owner(path: Path) -> int | None:
     Never to be asked by a process of a lock of its own: closing the file would give that back.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:

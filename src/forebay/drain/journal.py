@@ -98,7 +98,7 @@ def read_journal(data: bytes) -> Iterator[tuple[Line, int]]:
             return
         try:
             line = _DECODER.decode(body)
-        except (msgspec.DecodeError, msgspec.ValidationError):
+        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
             return
         at = start + length
         yield line, at

@@ -13,7 +13,7 @@ from forebay.capture.topology import Topology
 from forebay.config import Settings, linger_s, runtime_directory, stagger_s
 from forebay.format import messages
 from forebay.format.names import PROBE_RESULT_KEY, probe_key
-from forebay.storage.address import open_store
+from forebay.storage.address import open_home, open_store
 from forebay.storage.probe import require_exclusive
 from forebay.storage.store import Store
 
@@ -40,9 +40,7 @@ class Membership:
         self.local_store: Store | None = None
         self.directory = messages.job_directory(runtime_directory(), url, topology.node)
         if settings.local is not None:
-            job_home = settings.local / messages.job_name(url, topology.node)
-            open_store(settings.local)
-            self.local_store = open_store(job_home)
+            self.local_store = open_home(settings.local, messages.job_name(url, topology.node))
         self.lock = arena.claim_rank(self.directory, topology.rank, url)
         keep = settings.keep
         config = messages.AgentConfig(

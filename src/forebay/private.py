@@ -48,7 +48,9 @@ def make_private(path: Path) -> None:
 
 def require_own(path: Path, what: str) -> None:
     """Raise UsageError unless a directory is this user's and not for everybody to write into."""
-    found = path.stat()
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise UsageError(f"{path}: {what} must be a directory, no link: remove it")
     if found.st_uid != os.getuid() or found.st_mode & stat.S_IWOTH:
         raise UsageError(
             f"{path}: {what} must belong to uid {os.getuid()} and not be writable by everybody, "
@@ -87,7 +89,7 @@ def read_own(path: Path, most_bytes: int) -> bytes:
     """The first bytes of such a file. Raises OSError, UsageError."""
     fd = open_own(path, os.O_RDONLY)
     with os.fdopen(fd, "rb") as file:
-        return file.read(most_bytes)
+        return file.read(min(most_bytes, os.fstat(fd).st_size))
 
 
 def peer_is_own(connection: socket.socket) -> bool:

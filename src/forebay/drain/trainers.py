@@ -42,6 +42,9 @@ from forebay.watch.events import emit
 MOST_CONNECTIONS = 400
 """At once: a node has fewer ranks, and 1,024 descriptors are what a process usually may have."""
 
+MOST_HEARD_BYTES = 2**16
+"""Of one frame: what trainers say is short, only the agent's own status is not."""
+
 MOST_QUESTIONS = 16
 """That may wait for an answer on one connection."""
 
@@ -91,6 +94,7 @@ class Trainers:
         self._open: set[asyncio.StreamWriter] = set()
         self._settling: set[asyncio.Task[None]] = set()
         self._asked: dict[asyncio.StreamWriter, int] = {}
+        self._strangers: dict[asyncio.StreamWriter, None] = {}
         self._attempt = ""
         self._ending = False
         self.said_bye: set[int] = set()
@@ -139,16 +143,24 @@ class Trainers:
         try:
             if self._ending or not peer_is_own(writer.get_extra_info("socket")):
                 return  # who comes too late finds the next agent
+            self._strangers[writer] = None
             if len(self._open) > MOST_CONNECTIONS:
-                raise FormatError(f"more than {MOST_CONNECTIONS} connections: the last is dropped")
+                oldest = next(iter(self._strangers))  # it had its time to say who it is
+                self._strangers.pop(oldest)
+                oldest.transport.abort()
+                emit("agent.crowded", level=logging.WARNING, connections=len(self._open))
             while True:
                 # A rank may be silent for hours, a stranger and half a frame may not.
                 wait_s = FRAME_S if hello is None else None
                 size = frame_bytes(await asyncio.wait_for(reader.readexactly(4), wait_s))
+                if size > MOST_HEARD_BYTES:
+                    raise FormatError(f"message: frame of {size} bytes, limit {MOST_HEARD_BYTES}")
                 body = await asyncio.wait_for(reader.readexactly(size), FRAME_S)
                 message = read_message(body)
                 if isinstance(message, Hello):
                     hello = self._greet(message, writer) or hello
+                    if hello is not None:
+                        self._strangers.pop(writer, None)
                 else:
                     self._hear(message, hello, writer)
                 await writer.drain()
@@ -161,6 +173,7 @@ class Trainers:
         finally:
             self._open.discard(writer)
             self._asked.pop(writer, None)
+            self._strangers.pop(writer, None)
             writer.close()
             if hello is not None and self._connected.get(hello.rank, (None, None))[1] is writer:
                 del self._connected[hello.rank]

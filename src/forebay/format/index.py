@@ -19,7 +19,7 @@ from forebay.format.record import Stored
 from forebay.format.slices import Box, Slice, TensorKey, check_slice
 
 INDEX_VERSION = b"1"
-_NO_ROW = (ValueError, LookupError, TypeError, OverflowError, AttributeError)
+_NO_ROW = (ValueError, LookupError, TypeError, OverflowError, AttributeError, RuntimeError)
 ROW_GROUP_ROWS = 16_384
 
 SCHEMA = pa.schema(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 import atheris
@@ -22,6 +23,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--output", type=Path, default=Path())
     given = parser.parse_args(arguments)
+    warnings.simplefilter("ignore")  # one that is shown opens the file that it came from
     with atheris.instrument_imports(include=["forebay"]):
         from tests.fuzz.guard import check
         from tests.fuzz.seeds import CORPUS

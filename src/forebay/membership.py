@@ -14,7 +14,7 @@ from forebay.config import RUNTIME_VARIABLE, Settings, linger_s, runtime_directo
 from forebay.errors import StoreError
 from forebay.format import messages
 from forebay.format.names import PROBE_RESULT_KEY, probe_key
-from forebay.storage.address import open_store
+from forebay.storage.address import open_home, open_store
 from forebay.storage.probe import require_exclusive
 from forebay.storage.store import Store, store_error
 
@@ -41,9 +41,7 @@ class Membership:
         self.local_store: Store | None = None
         self.directory = messages.job_directory(runtime_directory(), url, topology.node)
         if settings.local is not None:
-            job_home = settings.local / messages.job_name(url, topology.node)
-            open_store(settings.local)
-            self.local_store = open_store(job_home)
+            self.local_store = open_home(settings.local, messages.job_name(url, topology.node))
         try:
             self.lock = arena.claim_rank(self.directory, topology.rank, url)
         except OSError as error:

@@ -33,7 +33,7 @@ def main() -> None:
     with forebay.Checkpointer(out / "run") as checkpointer:
         state = {"model": model, "optimizer": optimizer, "done": done}
         if checkpointer.restore(state) is not None:
-            print(f"resumed from step {done.value}", flush=True)  # noqa: T201 - the tool reads it
+            print(f"resumed from step {done.value}", flush=True)
         while done.value < STEPS:
             x = torch.randn(8, 64, generator=torch.Generator().manual_seed(done.value))
             model(x).square().mean().backward()

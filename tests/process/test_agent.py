@@ -62,6 +62,7 @@ class Job:
         self.shared = shared
         self.node = node
         self.options: dict[str, Any] = {}
+        self.command = ["-m", "forebay.drain.agent"]
         self.agents: list[subprocess.Popen[bytes]] = []
         self.players: list[Player] = []
 
@@ -98,7 +99,7 @@ class Job:
     def launch(self) -> subprocess.Popen[bytes]:
         with (self.root / "agent.log").open("ab") as log:
             agent = subprocess.Popen(
-                [sys.executable, "-m", "forebay.drain.agent", str(self.directory)],
+                [sys.executable, *self.command, str(self.directory)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

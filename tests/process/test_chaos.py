@@ -32,7 +32,7 @@ def test_the_trainer_killed_at_each_file_event_resumes(tmp_path: Path) -> None:
         timeout=3000,
         check=False,
     )
-    print(done.stdout[-2000:])  # noqa: T201 - its own table
+    print(done.stdout[-2000:])
     found = re.search(r"-> (\d+) crash points", done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     assert found is not None

@@ -109,9 +109,7 @@ def test_a_sample_of_all_calls_fails(
     failed, violations = sweep(
         tmp_path, shared, agents, chosen, until_s=time.monotonic() + SAMPLE_S
     )
-    print(  # noqa: T201
-        f"failing calls: {failed} of {len(points)} (seed {seed}), violations: {len(violations)}"
-    )
+    print(f"failing calls: {failed} of {len(points)} (seed {seed}), violations: {len(violations)}")
     assert not violations, "\n".join(violations)
     assert failed >= SAMPLE_POINTS
 
@@ -126,7 +124,7 @@ def test_every_call_fails(
 ) -> None:
     points = all_points(tmp_path, shared, agents, traced_calls)
     failed, violations = sweep(tmp_path, shared, agents, points)
-    print(f"failing calls: {failed} of {len(points)}, violations: {len(violations)}")  # noqa: T201
+    print(f"failing calls: {failed} of {len(points)}, violations: {len(violations)}")
     assert not violations, "\n".join(violations)
     assert failed >= ALL_POINTS
 

@@ -161,7 +161,7 @@ def loop(kills: int, tmp_path: Path, runtime: Path, start_ranks: Callable[..., R
             if found.get(step) != wanted[step]
         ]
     violations += training.damaged()
-    print(  # noqa: T201
+    print(
         f"kills: {done.total()} (seed {seed}: {dict(done)}), {last} steps, "
         f"{len(training.committed())} acknowledged, violations: {len(violations)}"
     )

@@ -70,9 +70,7 @@ def test_killed_at_a_sample_of_all_calls(
     killed, violations = sweep(
         tmp_path, shared, agents, chosen, until_s=time.monotonic() + SAMPLE_S
     )
-    print(  # noqa: T201
-        f"kill points: {killed} of {len(points)} (seed {seed}), violations: {len(violations)}"
-    )
+    print(f"kill points: {killed} of {len(points)} (seed {seed}), violations: {len(violations)}")
     assert not violations, "\n".join(violations)
     assert killed >= SAMPLE_POINTS
 
@@ -92,6 +90,6 @@ def test_killed_at_every_call(
         )
     )
     killed, violations = sweep(tmp_path, shared, agents, points)
-    print(f"kill points: {killed} of {len(points)}, violations: {len(violations)}")  # noqa: T201
+    print(f"kill points: {killed} of {len(points)}, violations: {len(violations)}")
     assert not violations, "\n".join(violations)
     assert killed >= ALL_POINTS

@@ -197,7 +197,7 @@ def test_every_dtype_is_saved_or_refused_with_its_path() -> None:
         paper.restore(store, paper.save(store, [{"x": whole}], 3), [{"x": target}])
         assert torch.equal(bits(target), bits(whole)), dtype
         saved += 1
-    print(f"dtypes: {saved} saved and restored, {refused} refused, violations: 0")  # noqa: T201
+    print(f"dtypes: {saved} saved and restored, {refused} refused, violations: 0")
     assert saved == len(DTYPES)
 
 
@@ -208,7 +208,7 @@ def told(counts: Counter[str]) -> str:
 
 def test_random_layouts_into_others() -> None:
     counts = run(range(CASES))
-    print(told(counts))  # noqa: T201 - how much was tried
+    print(told(counts))
     assert counts["cases"] >= CASES
     assert counts["local tensors"] >= 2 * CASES
     assert counts["strided shards"] >= 5
@@ -218,5 +218,5 @@ def test_random_layouts_into_others() -> None:
 @pytest.mark.timeout(7200)
 def test_many_random_layouts_into_others() -> None:
     counts = run(range(CASES, CASES + SOAK_CASES))
-    print(told(counts))  # noqa: T201 - how much was tried
+    print(told(counts))
     assert counts["cases"] >= SOAK_CASES

@@ -485,7 +485,7 @@ def told(counts: Counter[str]) -> str:
 
 def test_any_order_of_everything(places: Callable[[], tuple[Path, Path]]) -> None:
     counts = live(places, 24, 30, derandomize=True)
-    print(told(counts))  # noqa: T201 - how much was tried
+    print(told(counts))
     assert counts["sequences"] >= 20
     assert counts["rules"] >= 300
     assert counts["durable"] >= 30
@@ -496,6 +496,6 @@ def test_any_order_of_everything(places: Callable[[], tuple[Path, Path]]) -> Non
 def test_any_order_of_everything_for_long(places: Callable[[], tuple[Path, Path]]) -> None:
     """Other sequences each time; what fails is told as the calls that lead to it."""
     counts = live(places, 400, 60, derandomize=False)
-    print(told(counts))  # noqa: T201 - how much was tried
+    print(told(counts))
     assert counts["sequences"] >= 400
     assert counts["rules"] >= 8000

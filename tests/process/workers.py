@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 import forebay
+from forebay.config import Settings
 
 RANK, WORLD = 0, 1  # set in each rank process
 
@@ -323,6 +324,17 @@ def save_refused(url: str) -> Any:
     except forebay.ForebayError as error:
         return f"{error.kind}: {error}"
     return "not refused"
+
+
+def save_or_say(url: str, **options: Any) -> Any:
+    """Save one step; "committed", or the error."""
+    try:
+        settings = Settings(**options)
+        with forebay.Checkpointer(url, settings=settings) as checkpointer:
+            checkpointer.save(1, {"w": torch.ones(10)}).wait("durable", timeout_s=60)
+    except forebay.ForebayError as error:
+        return f"{error.kind}: {error}"
+    return "committed"
 
 
 def save_late(url: str, late_rank: int, go: str, done: str) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from tests.rules.source import MODULES, imports_of, name_of, ours
 
 # What anyone may import.
-COMMON = {"errors", "units", "config", "locks", "watch.events", ""}
+COMMON = {"errors", "units", "config", "locks", "private", "watch.events", ""}
 
 # Each unit may import what stands beside it (and itself). A unit is a package or a module.
 ARROWS: dict[str, set[str]] = {
@@ -17,6 +17,7 @@ ARROWS: dict[str, set[str]] = {
     "units": set(),
     "config": set(),
     "locks": set(),
+    "private": set(),
     "watch": set(),
     "format": set(),
     "storage": set(),

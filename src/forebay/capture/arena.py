@@ -14,7 +14,7 @@ import os
 import re
 from pathlib import Path
 
-from forebay.errors import BusyError, FullError, UsageError
+from forebay.errors import BusyError, FormatError, FullError, UsageError
 from forebay.format.shard import PAGE_BYTES
 from forebay.format.slot import (
     WORD_BYTES,
@@ -25,6 +25,8 @@ from forebay.format.slot import (
     read_head,
     read_words,
 )
+from forebay.private import make_private, open_own
+from forebay.watch.events import emit
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python's mmap names it only from 3.14 on
 _NAME = re.compile(r"rank-(\d{5,})\.(\d+)\.arena")
@@ -34,17 +36,17 @@ _held_here: set[Path] = set()
 def make_job_directory(directory: Path) -> None:
     """Create the job's directory and its parent, each for this user alone.
 
-    Raises UsageError when either belongs to somebody else or is open to others.
+    Raises UsageError when either belongs to somebody else, is open to others, or is a link.
     """
+    try:
+        directory.parent.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{directory.parent.parent}: {error.strerror}: set FOREBAY_RUNTIME_DIR to another "
+            "directory"
+        ) from None
     for path in (directory.parent, directory):
-        path.mkdir(mode=0o700, parents=path is directory.parent, exist_ok=True)
-        found = path.lstat()
-        if found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise UsageError(
-                f"{path}: must belong to uid {os.getuid()} with mode 0700, found uid "
-                f"{found.st_uid}, mode {found.st_mode & 0o777:04o}: remove it or set "
-                "FOREBAY_RUNTIME_DIR to another directory"
-            )
+        make_private(path)
 
 
 class RankLock:
@@ -54,7 +56,7 @@ class RankLock:
         self.path = directory / f"rank-{rank:05d}.lock"
         if self.path in _held_here:
             raise BusyError(self._busy(run, os.getpid()))
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = open_own(self.path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -108,7 +110,13 @@ class Arena:
     def state(self, slot: int) -> SlotState:
         """Whose the slot is now."""
         start = self.head.control_start(slot)
-        return SlotState(int.from_bytes(self.view[start : start + 8], "little"))
+        found = int.from_bytes(self.view[start : start + 8], "little")
+        try:
+            return SlotState(found)
+        except ValueError:
+            raise FormatError(
+                f"{self.path}: slot {slot} is in state {found}, there is none"
+            ) from None
 
     def set_state(self, slot: int, state: SlotState) -> None:
         """Write the state word: one aligned store of eight bytes."""
@@ -173,8 +181,8 @@ def find_arenas(directory: Path, rank: int) -> list[Path]:
 
 
 def open_arena(path: Path) -> Arena:
-    """Map an existing arena. Raises FormatError when it is none."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    """Map an existing arena. Raises FormatError when it is none, UsageError when it is not ours."""
+    fd = open_own(path, os.O_RDWR)
     try:
         size = os.fstat(fd).st_size
         head = read_head(os.pread(fd, PAGE_BYTES, 0), size, str(path))
@@ -231,7 +239,9 @@ def claim_arena(
     """
     paths = find_arenas(directory, rank)
     for path in reversed(paths):
-        arena = open_arena(path)
+        arena = _opened(path)
+        if arena is None:
+            continue
         head = arena.head
         if (
             head.slots == slots
@@ -257,14 +267,32 @@ def claim_arena(
     )
 
 
+def _opened(path: Path) -> Arena | None:
+    """An arena whose slots all make sense; what was damaged or planted is told and left alone."""
+    try:
+        arena = open_arena(path)
+    except (FormatError, UsageError, OSError) as error:
+        emit("arena.refused", level=30, why=error)
+        return None
+    try:
+        for slot in range(arena.head.slots):
+            arena.state(slot)
+            arena.words(slot)
+    except FormatError as error:
+        emit("arena.refused", level=30, why=error)
+        arena.close()
+        return None
+    return arena
+
+
 def claim_rank(directory: Path, rank: int, run: str) -> RankLock:
     """Hold a rank's name in the job's directory, which is made if need be.
 
     An agent that ends may remove the directory between the two steps: then once more.
     """
     while True:
-        make_job_directory(directory)
         try:
+            make_job_directory(directory)
             lock = RankLock(directory, rank, run)
         except FileNotFoundError:
             continue
@@ -276,7 +304,9 @@ def claim_rank(directory: Path, rank: int, run: str) -> RankLock:
 def drop_drained(paths: list[Path]) -> None:
     """Remove arena files in which no slot is staged or draining. The rank's lock is held."""
     for path in paths:
-        old = open_arena(path)
+        old = _opened(path)
+        if old is None:
+            continue
         busy = (SlotState.STAGED, SlotState.DRAINING)
         if not any(old.state(s) in busy for s in range(old.head.slots)):
             path.unlink(missing_ok=True)

@@ -24,7 +24,7 @@ import msgspec
 
 from forebay import __version__
 from forebay.capture.ledger import Ledger
-from forebay.errors import AgentError, BusyError, DeadlineError, FormatError
+from forebay.errors import AgentError, DeadlineError, FormatError, UsageError
 from forebay.format.messages import (
     AGENT_CONFIG,
     AGENT_LOCK,
@@ -47,12 +47,14 @@ from forebay.format.messages import (
     write_frame,
 )
 from forebay.locks import lock_owner
+from forebay.private import open_own, peer_is_own, read_own
 from forebay.watch.events import emit
 
 _POLL_S = 0.02
 _RETRY_S = 0.5
 _START_S = 3.0
 _ENDING_S = 60.0
+_LOG_BYTES = 16 * 2**20
 
 
 @contextlib.contextmanager
@@ -77,6 +79,8 @@ class Wire:
         try:
             with _short_path(path) as name:
                 self._socket.connect(name)
+            if not peer_is_own(self._socket):
+                raise PermissionError(errno.EPERM, "another user listens there", str(path))
         except OSError:
             self._socket.close()
             raise
@@ -224,7 +228,7 @@ class Link:
             self._wire = self._connect()
             emit("agent.found_again", directory=self._directory)
             self._ask_settled()
-        except (AgentError, BusyError, OSError) as error:
+        except (AgentError, UsageError, OSError) as error:
             self._ledger.agent = f"gone: {error}"
             self._closing.wait(_RETRY_S)
 
@@ -292,10 +296,12 @@ class Link:
     def _spawn(self) -> None:
         """Start an agent in a session of its own, exec'd, with nothing of ours but the log."""
         temporary = self._directory / f".{AGENT_CONFIG}.{os.getpid()}"
-        temporary.write_bytes(msgspec.json.encode(self._config))
-        temporary.chmod(0o600)
+        temporary.unlink(missing_ok=True)
+        with os.fdopen(open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+            file.write(msgspec.json.encode(self._config))
         temporary.rename(self._directory / AGENT_CONFIG)
-        fd = os.open(self._directory / AGENT_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        fd = open_own(self._directory / AGENT_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.set_blocking(fd, True)
         command = [sys.executable, "-m", "forebay.drain.agent", "--detach", str(self._directory)]
         try:
             subprocess.run(  # noqa: S603 - our own interpreter, our own module
@@ -316,16 +322,17 @@ class Link:
 
     def _last_words(self) -> str:
         try:
-            lines = (self._directory / AGENT_LOG).read_text(errors="replace").strip().splitlines()
-        except OSError:
+            text = read_own(self._directory / AGENT_LOG, _LOG_BYTES).decode(errors="replace")
+        except (OSError, UsageError):
             return ""
+        lines = text.strip().splitlines()
         return f" (its log ends: {lines[-1][:200]!r})" if lines else ""
 
 
 @contextlib.contextmanager
 def _lock(path: Path, deadline: float) -> Iterator[None]:
     """Hold a lock file for a moment. Raises AgentError at the deadline."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = open_own(path, os.O_RDWR | os.O_CREAT)
     try:
         while True:
             try:

@@ -327,6 +327,6 @@ def _config(path: Path) -> tuple[Mapping[str, Any] | None, str]:
         return None, ""
     try:
         found = json.loads(_COMMENT.sub(lambda seen: seen[1] or "", text))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return None, f"no JSON: {error}"
     return (found, "") if isinstance(found, dict) else (None, "no JSON object")

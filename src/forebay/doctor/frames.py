@@ -29,6 +29,7 @@ BLOCK_BYTES = 2**20
 ECHO_BYTES = 64
 MOST_STREAMS = 64
 _MOST_FRAME_BYTES = 4096
+_MOST_NUMBER = 1e18
 _LENGTH = struct.Struct("!I")
 
 
@@ -44,12 +45,28 @@ def read_frame(sock: socket.socket) -> dict[str, Any]:
     if count > _MOST_FRAME_BYTES:
         raise StoreError("what answers is no forebay doctor --listen")
     try:
-        found = json.loads(read_block(sock, count))
-    except ValueError:
+        found = json.loads(read_block(sock, count).decode())
+    except (ValueError, RecursionError):
         raise StoreError("what answers is no forebay doctor --listen") from None
     if not isinstance(found, dict):
         raise StoreError("what answers is no forebay doctor --listen")
     return found
+
+
+def text_of(found: dict[str, Any], name: str) -> str:
+    """A text of a frame that can be encoded and shown on one line, "" where there is none."""
+    value = found.get(name)
+    if not isinstance(value, str):
+        return ""
+    return "".join(c for c in value if c.isprintable())
+
+
+def number_of(found: dict[str, Any], name: str, default: float) -> float:
+    """A number of a frame. Raises StoreError for what is none."""
+    value = found.get(name, default)
+    if type(value) not in (int, float) or not abs(value) < _MOST_NUMBER:
+        raise StoreError(f"what answers says {name} where a number is expected")
+    return float(value)
 
 
 def read_block(sock: socket.socket, count: int) -> bytes:

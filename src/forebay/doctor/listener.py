@@ -18,10 +18,12 @@ from forebay.doctor.frames import (
     close,
     drain,
     is_loopback,
+    number_of,
     parse_address,
     proof,
     read_frame,
     send_frame,
+    text_of,
 )
 from forebay.doctor.starved import ADVICE
 from forebay.errors import ForebayError, UsageError
@@ -154,10 +156,10 @@ class Listener:
         nonce = secrets.token_hex(16)
         send_frame(caller, forebay="doctor", version=VERSION, nonce=nonce)
         hello = read_frame(caller)
-        role, given = str(hello.get("role")), str(hello.get("session"))
-        seconds = min(max(float(hello.get("seconds", 1.0)), 0.0), _LONGEST_S)
+        role, given = text_of(hello, "role"), text_of(hello, "session")
+        seconds = min(max(number_of(hello, "seconds", 1.0), 0.0), _LONGEST_S)
         known = proof(self._token, nonce, role)
-        if not hmac.compare_digest(known.encode(), str(hello.get("proof")).encode()):
+        if not hmac.compare_digest(known.encode(), text_of(hello, "proof").encode()):
             send_frame(caller, ok=False, why=WRONG_TOKEN)
             return
         caller.settimeout(_IDLE_S + 4 * seconds)

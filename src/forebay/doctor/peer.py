@@ -20,11 +20,13 @@ from forebay.doctor.frames import (
     close,
     drain,
     is_loopback,
+    number_of,
     parse_address,
     proof,
     read_block,
     read_frame,
     send_frame,
+    text_of,
 )
 from forebay.doctor.listener import BUSY, LOOPBACK, WRONG_TOKEN, Listener, send_for
 from forebay.doctor.route import Link, link_to
@@ -190,7 +192,7 @@ class _Session:
     def __enter__(self) -> Self:
         """Open the control connection. Raises StoreError, DeniedError, DeadlineError."""
         self._control, answer = self._connect("control")
-        self._id = str(answer.get("session"))
+        self._id = text_of(answer, "session")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -242,7 +244,7 @@ class _Session:
     def _send(self, lane: socket.socket) -> int:
         """Send for the time given; the bytes that the other side has."""
         send_for(lane, self._seconds)
-        return int(read_frame(lane).get("bytes", 0))
+        return int(number_of(read_frame(lane), "bytes", 0))
 
     def _connect(self, role: str) -> tuple[socket.socket, dict[str, object]]:
         """A connection that has been let in, and what was answered."""
@@ -256,13 +258,13 @@ class _Session:
                     raise StoreError(
                         f"{self._shown}: no forebay doctor --listen of this version answers there"
                     )
-                shown = proof(self._token, str(hello.get("nonce")), role)
+                shown = proof(self._token, text_of(hello, "nonce"), role)
                 seconds = self._seconds
                 send_frame(lane, role=role, session=self._id, seconds=seconds, proof=shown)
             with self._told("an answer to its greeting"):
                 answer = read_frame(lane)
             if answer.get("ok") is not True:
-                raise DeniedError(f"{self._shown}: refused: {str(answer.get('why'))[:100]}")
+                raise DeniedError(f"{self._shown}: refused: {text_of(answer, 'why')[:100]}")
         except BaseException:
             close(lane)
             raise

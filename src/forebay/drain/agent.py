@@ -20,30 +20,36 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-import msgspec
-
 from forebay.drain.service import Agent
 from forebay.drain.wire import answers, ask
-from forebay.errors import AgentError, ForebayError, UsageError
-from forebay.format.messages import AGENT_CONFIG, AGENT_LOCK, AGENT_SOCKET, AgentConfig
+from forebay.errors import AgentError, ForebayError, FormatError, UsageError
+from forebay.format.messages import (
+    AGENT_CONFIG,
+    AGENT_LOCK,
+    AGENT_SOCKET,
+    AgentConfig,
+    read_agent_config,
+)
 from forebay.locks import lock_owner
+from forebay.private import open_own, read_own, require_private
 from forebay.watch.events import LOGGER, emit
 
 __all__ = ["ask", "main", "read_config", "run_agent"]
 
 _HANDOVER_S = 60.0
 _HANDOVER_POLL_S = 0.05
+_CONFIG_BYTES = 2**20
 
 
 def read_config(directory: Path) -> AgentConfig:
     """The config beside the socket. Raises UsageError when there is none or it is damaged."""
     path = directory / AGENT_CONFIG
     try:
-        return msgspec.json.decode(path.read_bytes(), type=AgentConfig)
+        return read_agent_config(read_own(path, _CONFIG_BYTES), str(path))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}: expected a job's directory") from None
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise UsageError(f"{path}: not an agent's config: {error}") from None
+    except FormatError as error:
+        raise UsageError(str(error)) from None
 
 
 def _take_lock(directory: Path) -> int | None:
@@ -54,7 +60,7 @@ def _take_lock(directory: Path) -> int | None:
     path = directory / AGENT_LOCK
     deadline = time.monotonic() + _HANDOVER_S
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = open_own(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(fd), path.stat()):
@@ -106,6 +112,7 @@ def run_agent(job_directory: Path) -> int:
     config, StoreError when a tier cannot be opened.
     """
     os.umask(0o077)
+    require_private(job_directory)
     config = read_config(job_directory)
     fd = _take_lock(job_directory)
     if fd is None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from forebay.errors import DeadlineError, NotFoundError
+from forebay.errors import DeadlineError, FormatError, NotFoundError
 from forebay.format import names
 from forebay.storage.store import CreateOutcome, Store
 
@@ -97,4 +97,12 @@ class Cadence:
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     def _read(self, key: str) -> Word:
-        return msgspec.json.decode(self._store.get(key, max_bytes=_MAX_BYTES), type=Word)
+        return read_word(self._store.get(key, max_bytes=_MAX_BYTES), f"{self._store.url}/{key}")
+
+
+def read_word(data: bytes, name: str) -> Word:
+    """Node 0's word. Raises FormatError."""
+    try:
+        return msgspec.json.decode(data, type=Word)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise FormatError(f"{name}: not a word on a snapshot: {error}") from None

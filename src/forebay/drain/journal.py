@@ -7,6 +7,7 @@ in the middle of an append leaves, ends the replay; whatever it said is done aga
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,10 +15,13 @@ from typing import TypeAlias
 
 import msgspec
 
+from forebay.errors import UsageError
 from forebay.format.digests import digest
 from forebay.format.messages import Phase
 from forebay.format.slot import Layout, Stamp
+from forebay.private import read_own
 from forebay.storage.durable import AppendFile, sync_directory, write_new
+from forebay.watch.events import emit
 
 _CHECK_BYTES = 8
 
@@ -98,7 +102,7 @@ def read_journal(data: bytes) -> Iterator[tuple[Line, int]]:
             return
         try:
             line = _DECODER.decode(body)
-        except (msgspec.DecodeError, msgspec.ValidationError):
+        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
             return
         at = start + length
         yield line, at
@@ -118,10 +122,13 @@ class Journal:
 
     def replay(self) -> list[Line]:
         """Lines of an earlier agent; none when there was none."""
+        found: list[tuple[Line, int]] = []
         try:
-            found = list(read_journal(self.path.read_bytes()))
+            found = list(read_journal(read_own(self.path, sys.maxsize)))
         except FileNotFoundError:
-            found = []
+            pass
+        except UsageError as error:  # `restart` puts one of ours in its place
+            emit("journal.refused", level=40, why=error)
         self._good_bytes = found[-1][1] if found else 0
         return [line for line, _ in found]
 

@@ -6,7 +6,7 @@ import time
 
 from forebay.drain.drainer import Drainer
 from forebay.drain.finish import Finisher
-from forebay.drain.job import Digests, Part, PartState, Snapshot
+from forebay.drain.job import PART_MOVES, Digests, Part, PartState, Snapshot
 from forebay.drain.journal import Accepted, Began, Ended, Journal, Line, Spilled, Uploaded, key_of
 from forebay.drain.slots import Slots
 from forebay.drain.snapshots import REMEMBERED, Snapshots
@@ -101,7 +101,7 @@ def _replay(snapshots: Snapshots, line: Line) -> None:
 
 def _reached(part: Part, line: Spilled) -> None:
     state = PartState.UPLOADED if isinstance(line, Uploaded) else PartState.LOCAL
-    if part.state is state:
+    if state not in PART_MOVES[part.state]:
         return
     part.digests = Digests(
         header=line.header, slices=line.slices, blocks=line.blocks, witnesses=line.witnesses

@@ -38,13 +38,14 @@ from forebay.format.messages import (
     job_name,
 )
 from forebay.locks import may_be_held
-from forebay.storage.address import open_store
+from forebay.storage.address import open_home, open_store
 from forebay.storage.pace import Pace
 from forebay.storage.store import Store
 from forebay.watch.events import emit
 
 _POLL_S = 0.2
 _SHOW_S = 1.0
+_BACKLOG = 1024  # that wait; asyncio takes 100 at once, so that none is over the limit for long
 _PATIENCE_S = 3.0  # within one call; then the trouble is told, and the call made again
 _STOP_LIMIT_S = 20.0
 _HANDOVER_LIMIT_S = 2.0
@@ -63,9 +64,8 @@ class Agent:
         local: Store | None = None
         home: Path | None = None
         if config.local is not None:
-            open_store(config.local)
-            home = Path(config.local) / job_name(config.run, config.node)
-            local = open_store(home)
+            name = job_name(config.run, config.node)
+            home, local = Path(config.local) / name, open_home(config.local, name)
         self._directory = directory
         self._config = config
         self._durable = durable
@@ -116,7 +116,10 @@ class Agent:
         if self._config.node == 0:
             self._work.start(self._finisher.finish_others())
             self._work.start(self._finisher.sweep(), aside=True)
-        server = await asyncio.start_unix_server(self._trainers.serve, sock=_listen(path))
+        listener = _listen(path)
+        server = await asyncio.start_unix_server(self._trainers.serve, sock=listener)
+        listener.listen(_BACKLOG)
+
         done = False
         try:
             while not self._ended.is_set():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def rank_of(name: str) -> str:
 def _generation(name: str) -> int:
     """Which of a rank's arenas it is, by its file name."""
     text = name.split(".")[1]
-    return int(text) if text.isdigit() else -1
+    return int(text) if text.isascii() and text.isdigit() else -1
 
 
 class Slots:
@@ -74,19 +75,23 @@ class Slots:
 
     def _map(self, name: str, path: Path) -> None:
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            # A named pipe would hold a blocking open for ever.
+            flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            fd = os.open(path, flags)
         except OSError:
             return
         try:
             found = os.fstat(fd)
             if (name, found.st_ino) in self._bad:
                 return
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+                raise FormatError(f"{path}: is no plain file of one name")
             if found.st_uid != os.getuid():
                 raise FormatError(f"{path}: belongs to uid {found.st_uid}")
             head = read_head(os.pread(fd, PAGE_BYTES, 0), found.st_size, name)
             mapping = mmap.mmap(fd, found.st_size)
             self._maps[name] = (head, mapping, memoryview(mapping), found.st_ino)
-        except FormatError as error:
+        except (FormatError, OSError) as error:  # this one alone: the others are looked at
             self._bad.add((name, found.st_ino))
             emit("arena.refused", level=40, why=error)
         finally:
@@ -187,7 +192,12 @@ def check_ticket(layout: Layout, stamp: Stamp, head: ArenaHead, name: str) -> No
         raise FormatError(
             f"{name}: an image of {layout.image_bytes} bytes in a slot of {head.image_bytes}"
         )
-    if layout.rank not in layout.node_ranks or not 0 <= layout.node < layout.nodes:
+    ranks = (layout.rank, *layout.node_ranks)
+    if (
+        layout.rank not in layout.node_ranks
+        or not 0 <= layout.node < layout.nodes
+        or any(not 0 <= rank < layout.world_size for rank in ranks)
+    ):
         raise FormatError(f"{name}: rank {layout.rank} on node {layout.node} of {layout.nodes}")
     for row in layout.slices:
         end = row.start + row.nbytes

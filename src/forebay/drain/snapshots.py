@@ -13,6 +13,7 @@ from forebay.format.messages import Phase
 from forebay.watch.events import emit
 
 REMEMBERED = 64
+_LONGEST_DETAIL = 2000  # characters: all that are remembered go into one frame
 _ORDER = (Phase.STAGED, Phase.LOCAL, Phase.UPLOADING, Phase.SEALED)
 
 
@@ -91,7 +92,7 @@ class Snapshots:
         """Go on to a final phase: count, note, free all slots, tell. Nothing if it ended before."""
         if snapshot.final:
             return
-        snapshot.move(phase, self._clock(), kind=kind, detail=detail)
+        snapshot.move(phase, self._clock(), kind=kind, detail=detail[:_LONGEST_DETAIL])
         if phase is Phase.COMMITTED:
             self.committed += 1
             self.last_committed = max(snapshot.step, self.last_committed or 0)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
-import socket
-import struct
 import time
 from pathlib import Path
 from typing import Protocol
@@ -17,8 +16,10 @@ import msgspec
 import forebay
 from forebay.drain.job import Snapshot
 from forebay.drain.status import progress_of
-from forebay.errors import AgentError, FormatError
+from forebay.errors import AgentError, FormatError, UsageError
+from forebay.format import names
 from forebay.format.messages import (
+    MOST_RANKS,
     PROTOCOL,
     AskSettled,
     AskStatus,
@@ -35,9 +36,26 @@ from forebay.format.messages import (
     write_frame,
 )
 from forebay.locks import may_be_held
+from forebay.private import peer_is_own
 from forebay.watch.events import emit
 
+MOST_CONNECTIONS = 400
+"""At once: a node has fewer ranks, and 1,024 descriptors are what a process usually may have."""
+
+MOST_HEARD_BYTES = 2**16
+"""Of one frame: what trainers say is short, only the agent's own status is not."""
+
+MOST_QUESTIONS = 16
+"""That may wait for an answer on one connection."""
+
+MOST_UNREAD_BYTES = 2**20
+"""Told to a rank that does not read: it is dropped then."""
+
+FRAME_S = 60.0
+"""In so long a stranger says who it is, and a frame that has begun comes to its end."""
+
 _SETTLE_POLL_S = 0.2
+_LONGEST_NAME = 1000
 
 
 class Desk(Protocol):
@@ -75,6 +93,8 @@ class Trainers:
         self._connected: dict[int, tuple[Hello, asyncio.StreamWriter]] = {}
         self._open: set[asyncio.StreamWriter] = set()
         self._settling: set[asyncio.Task[None]] = set()
+        self._asked: dict[asyncio.StreamWriter, int] = {}
+        self._strangers: dict[asyncio.StreamWriter, None] = {}
         self._attempt = ""
         self._ending = False
         self.said_bye: set[int] = set()
@@ -110,6 +130,10 @@ class Trainers:
         frame = write_frame(progress_of(snapshot, now_s, durable_in_s))
         for hello, writer in self._connected.values():
             if hello.attempt == snapshot.base_attempt and not writer.is_closing():
+                if writer.transport.get_write_buffer_size() > MOST_UNREAD_BYTES:
+                    emit("agent.unread", level=logging.ERROR, rank=hello.rank)
+                    writer.transport.abort()  # it connects again when it lives, and hears all
+                    continue
                 writer.write(frame)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -117,32 +141,52 @@ class Trainers:
         hello: Hello | None = None
         self._open.add(writer)
         try:
-            if self._ending or not _is_ours(writer):
+            if self._ending or not peer_is_own(writer.get_extra_info("socket")):
                 return  # who comes too late finds the next agent
+            self._strangers[writer] = None
+            if len(self._open) > MOST_CONNECTIONS:
+                oldest = next(iter(self._strangers))  # it had its time to say who it is
+                self._strangers.pop(oldest)
+                oldest.transport.abort()
+                emit("agent.crowded", level=logging.WARNING, connections=len(self._open))
             while True:
-                size = frame_bytes(await reader.readexactly(4))
-                message = read_message(await reader.readexactly(size))
+                # A rank may be silent for hours, a stranger and half a frame may not.
+                wait_s = FRAME_S if hello is None else None
+                size = frame_bytes(await asyncio.wait_for(reader.readexactly(4), wait_s))
+                if size > MOST_HEARD_BYTES:
+                    raise FormatError(f"message: frame of {size} bytes, limit {MOST_HEARD_BYTES}")
+                body = await asyncio.wait_for(reader.readexactly(size), FRAME_S)
+                message = read_message(body)
                 if isinstance(message, Hello):
                     hello = self._greet(message, writer) or hello
+                    if hello is not None:
+                        self._strangers.pop(writer, None)
                 else:
                     self._hear(message, hello, writer)
                 await writer.drain()
+        except asyncio.TimeoutError:  # an OSError in newer Pythons
+            emit("agent.bad_frame", level=logging.ERROR, why=f"no whole frame in {FRAME_S:g} s")
         except (asyncio.IncompleteReadError, OSError):
             pass
         except FormatError as error:
             emit("agent.bad_frame", level=logging.ERROR, why=error)
         finally:
             self._open.discard(writer)
+            self._asked.pop(writer, None)
+            self._strangers.pop(writer, None)
             writer.close()
             if hello is not None and self._connected.get(hello.rank, (None, None))[1] is writer:
                 del self._connected[hello.rank]
                 self._desk.look()
 
     def _greet(self, hello: Hello, writer: asyncio.StreamWriter) -> Hello | None:
+        _check_names(0, hello.attempt)
+        if not 0 <= hello.rank <= MOST_RANKS:
+            raise FormatError(f"rank {hello.rank} is none")
         if hello.protocol != PROTOCOL or hello.run != self._run:
             text = (
                 f"this agent serves {self._run} with protocol {PROTOCOL}, rank {hello.rank} is of "
-                f"{hello.run} with protocol {hello.protocol}"
+                f"{hello.run[:_LONGEST_NAME]} with protocol {hello.protocol}"
             )
             emit("agent.refused", level=logging.ERROR, why=text)
             writer.write(write_frame(Refused(kind=AgentError.kind, text=text)))
@@ -166,6 +210,7 @@ class Trainers:
         if isinstance(message, Ring):
             self._desk.look()
         elif isinstance(message, Skip) and hello is not None:
+            _check_names(message.step, message.attempt)
             self._desk.skip(message, self._node_ranks() or (hello.rank,))
         elif isinstance(message, Bye) and hello is not None:
             self.said_bye.add(hello.rank)
@@ -173,6 +218,10 @@ class Trainers:
             writer.write(write_frame(self._desk.status(settled=not self._desk.busy())))
         elif isinstance(message, AskSettled):
             self._desk.look()
+            asked = self._asked.get(writer, 0)
+            if asked >= MOST_QUESTIONS or not math.isfinite(message.timeout_s):
+                raise FormatError(f"question {asked + 1}, for {message.timeout_s:g} s: refused")
+            self._asked[writer] = asked + 1
             task = asyncio.get_running_loop().create_task(self._settle(message, writer))
             self._settling.add(task)
             task.add_done_callback(self._settling.discard)
@@ -187,6 +236,8 @@ class Trainers:
             if left_s <= 0:
                 break
             await self._desk.changed(min(left_s, _SETTLE_POLL_S))
+        if writer in self._asked:
+            self._asked[writer] -= 1
         if not writer.is_closing():
             reply = self._desk.status(settled=not self._desk.busy())
             writer.write(write_frame(msgspec.structs.replace(reply, question=asked.question)))
@@ -212,9 +263,9 @@ class Trainers:
             writer.close()
 
 
-def _is_ours(writer: asyncio.StreamWriter) -> bool:
-    """True when the peer is a process of this user."""
-    raw = writer.get_extra_info("socket")
-    size = struct.calcsize("3i")
-    peer = struct.unpack("3i", raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return bool(peer[1] == os.getuid())
+def _check_names(step: int, attempt: str) -> None:
+    try:
+        names.check_step(step)
+        names.check_attempt(attempt)
+    except UsageError as error:
+        raise FormatError(str(error)) from None

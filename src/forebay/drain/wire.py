@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from forebay.errors import AgentError
 from forebay.format.messages import Message, frame_bytes, read_message, write_frame
+from forebay.private import peer_is_own
 
 _SOCKET_NAME_BYTES = 100  # the kernel allows 107
 
@@ -33,6 +35,8 @@ def _connected(socket_path: Path, timeout_s: float) -> Iterator[socket.socket]:
         wire.settimeout(timeout_s)
         with short_path(socket_path) as name:
             wire.connect(name)
+        if not peer_is_own(wire):
+            raise PermissionError(errno.EPERM, "another user listens there", str(socket_path))
         yield wire
 
 

@@ -19,6 +19,7 @@ from forebay.format.record import Stored
 from forebay.format.slices import Box, Slice, TensorKey, check_slice
 
 INDEX_VERSION = b"1"
+_NO_ROW = (ValueError, LookupError, TypeError, OverflowError, AttributeError, RuntimeError)
 ROW_GROUP_ROWS = 16_384
 
 SCHEMA = pa.schema(
@@ -95,7 +96,7 @@ def read_index(
             if wanted is not None:
                 table = table.filter(_is_one_of(table["fqn"], wanted))
             yield from _rows(table, name)
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+    except (pa.ArrowException, MemoryError, OSError, *_NO_ROW) as error:
         raise FormatError(f"{name}: not a readable index: {error}") from error
 
 
@@ -106,7 +107,11 @@ def _is_one_of(column: pa.ChunkedArray, wanted: list[str]) -> pa.ChunkedArray:
 
 
 def _may_hold(file: pq.ParquetFile, group: int, wanted: list[str]) -> bool:
-    statistics = file.metadata.row_group(group).column(0).statistics
+    column = file.metadata.row_group(group).column(0)
+    kinds = {column.physical_type, file.schema.column(0).physical_type}
+    if kinds != {"BYTE_ARRAY"}:  # pyarrow ends the process where the two differ, statistics asked
+        raise FormatError(f"index: its names are of kind {sorted(kinds)}")
+    statistics = column.statistics
     if statistics is None or not statistics.has_min_max:
         return True
     return any(statistics.min <= fqn <= statistics.max for fqn in wanted)
@@ -114,6 +119,11 @@ def _may_hold(file: pq.ParquetFile, group: int, wanted: list[str]) -> bool:
 
 def _rows(table: pa.Table, name: str) -> Iterator[Stored]:
     for row in table.to_pylist():
+        sealed, file, rank = row["digest"], row["file"], row["rank"]
+        if type(sealed) is not bytes or len(sealed) != 32 or type(file) is not str:
+            raise FormatError(f"{name}: a row has no digest or no file")
+        if type(rank) is not int or rank < 0 or not _is_key(row["fqn"], row["owner"]):
+            raise FormatError(f"{name}: a row has no tensor or no rank")
         piece = Slice(
             TensorKey(row["fqn"], row["owner"]),
             row["dtype"],
@@ -127,4 +137,10 @@ def _rows(table: pa.Table, name: str) -> Iterator[Stored]:
             )
         joined = row["blocks"] or b""
         blocks = tuple(joined[at : at + 32] for at in range(0, len(joined), 32))
-        yield Stored(piece, row["file"], row["start"], row["digest"], blocks, row["rank"])
+        if len(joined) % 32:
+            raise FormatError(f"{name}: {piece.key} has {len(joined)} bytes of block digests")
+        yield Stored(piece, file, row["start"], sealed, blocks, rank)
+
+
+def _is_key(fqn: object, owner: object) -> bool:
+    return type(fqn) is str and (owner is None or type(owner) is int)

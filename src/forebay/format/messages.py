@@ -18,6 +18,7 @@ from forebay.errors import FormatError
 PROTOCOL = 1
 MAX_FRAME_BYTES = 4 * 2**20
 
+MOST_RANKS = 2**31 - 1
 AGENT_SOCKET = "agent.sock"
 AGENT_LOCK = "agent.lock"
 AGENT_CONFIG = "agent.json"
@@ -66,6 +67,24 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     environment: str = ""
     gather_timeout_s: float = 1800.0
     linger_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        """Refuse what no trainer writes, whoever wrote it."""
+        counts = {"node": self.node, "queue": self.queue}
+        counts |= {"keep_last": self.keep_last or 0, "keep_every": self.keep_every or 0}
+        for name, count in counts.items():
+            if not 0 <= count <= MOST_RANKS:
+                raise ValueError(f"{name} is out of range")
+        if self.commit_mode not in ("create", "single-writer"):
+            raise ValueError("commit_mode is neither create nor single-writer")
+
+
+def read_agent_config(data: bytes, name: str) -> AgentConfig:
+    """The config in a file's bytes. Raises FormatError."""
+    try:
+        return msgspec.json.decode(data, type=AgentConfig)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise FormatError(f"{name}: not an agent's config: {error}") from None
 
 
 def config_digest(config: AgentConfig) -> str:

@@ -27,7 +27,7 @@ _ATTEMPT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_=-]{0,79}(?:\.[0-9]{1,6})?")
 _MANIFEST = re.compile(r"manifests/([0-9]{12})\.json")
 _DATA = re.compile(
     r"data/(?P<step>[0-9]{12})/(?P<attempt>[^/]+)/"
-    r"(?:node-(?P<node>[0-9]{5,})/(?:rank-(?P<rank>[0-9]{5,})\.safetensors|record\.json\.zst)"
+    r"(?:node-(?P<node>[0-9]{5,10})/(?:rank-(?P<rank>[0-9]{5,10})\.safetensors|record\.json\.zst)"
     r"|index\.parquet|state\.msgpack\.zst)"
 )
 

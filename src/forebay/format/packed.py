@@ -9,6 +9,8 @@ import zstandard
 
 from forebay.errors import FormatError
 
+_MOST_EXPANSION = 2**15  # of zstd: a block of 128 KiB takes 4 bytes at the least
+
 
 class _Head(msgspec.Struct):
     version: int
@@ -24,8 +26,8 @@ def unpack(data: bytes, limit: int, name: str) -> bytes:
     """What ``pack`` was given. Raises FormatError before it allocates more than ``limit``."""
     try:
         size = zstandard.frame_content_size(data)
-        if size < 0 or size > limit:
-            raise FormatError(f"{name}: claims {size} bytes, limit {limit}")
+        if size < 0 or size > limit or size > len(data) * _MOST_EXPANSION:
+            raise FormatError(f"{name}: {len(data)} bytes claim to hold {size}, limit {limit}")
         return zstandard.ZstdDecompressor().decompress(data)
     except zstandard.ZstdError as error:
         raise FormatError(f"{name}: not a zstd frame: {error}") from None

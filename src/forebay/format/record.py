@@ -13,7 +13,7 @@ import msgspec
 
 from forebay.errors import FormatError
 from forebay.format import names as object_names
-from forebay.format.digests import block_count
+from forebay.format.digests import block_count, digest
 from forebay.format.packed import pack, require_readable, unpack
 from forebay.format.slices import Box, Slice, TensorKey, check_slice
 
@@ -191,11 +191,19 @@ def _check(record: Record, name: str) -> None:
     if not 0 <= record.node < record.nodes:
         raise FormatError(f"{name}: node {record.node} of {record.nodes}")
     trees = {tree.digest for tree in record.trees}
+    for tree in record.trees:
+        if digest(tree.data).hex() != tree.digest:
+            raise FormatError(f"{name}: a tree is not the one of digest {tree.digest[:16]!r}")
     for shard in record.shards:
         if shard.tree not in trees:
             raise FormatError(f"{name}: rank {shard.rank} names a tree that is not there")
         if shard.key:
             object_names.require_within(shard.key, record.step, record.attempt)
+            own = (record.step, record.attempt, record.node, shard.rank)
+            if shard.key != object_names.shard_key(*own):
+                raise FormatError(f"{name}: rank {shard.rank} names {shard.key!r}, not its own")
+        elif shard.nbytes:
+            raise FormatError(f"{name}: rank {shard.rank} names no object for its bytes")
     for _ in stored_slices(record, name):
         pass
 

@@ -18,7 +18,7 @@ import msgspec
 
 from forebay.errors import FormatError
 from forebay.format.dtypes import ELEMENT_TYPES, element_type
-from forebay.format.slices import Slice
+from forebay.format.slices import Slice, is_sane
 
 PAGE_BYTES = 4096
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library refuses larger ones
@@ -155,6 +155,8 @@ def _read_entry(name: str, key: str, value: dict[str, object], data_start: int) 
         raise FormatError(f"{name}: entry {key!r}: {error}") from None
     kind = _BY_TAG.get(row.dtype)
     start, end = row.data_offsets
+    if not is_sane(row.shape):
+        raise FormatError(f"{name}: entry {key!r} has more elements than any tensor")
     if kind is None or any(n < 0 for n in row.shape) or start < 0:
         raise FormatError(f"{name}: entry {key!r} has dtype {row.dtype!r}, shape {row.shape}")
     if end - start != math.prod(row.shape) * kind.item_bytes:

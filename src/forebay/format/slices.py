@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from forebay.errors import FormatError
 from forebay.format.dtypes import element_type
 
+MAX_DIMS = 1024
+MAX_ELEMENTS = 2**63 - 1
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Box:
@@ -84,11 +87,18 @@ class Slice:
 
 def check_slice(piece: Slice) -> None:
     """Raise FormatError unless the box lies inside the shape and both are sane."""
+    if not is_sane(piece.shape):
+        raise FormatError(f"{piece.key}: a shape of {len(piece.shape)} dimensions is too large")
     if any(n < 0 for n in piece.shape) or not piece.box.inside(piece.shape):
         raise FormatError(
             f"{piece.key}: box {piece.box.offsets}+{piece.box.sizes} "
             f"does not lie inside shape {piece.shape}"
         )
+
+
+def is_sane(shape: Sequence[int]) -> bool:
+    """False for more dimensions or elements than any tensor has: what would take long to count."""
+    return len(shape) <= MAX_DIMS and math.prod(max(n, 1) for n in shape) <= MAX_ELEMENTS
 
 
 def find_overlap(boxes: Iterable[Box]) -> tuple[Box, Box] | None:

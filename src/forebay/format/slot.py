@@ -88,6 +88,8 @@ def read_head(page: bytes | memoryview, file_bytes: int, name: str) -> ArenaHead
     head = ArenaHead(slots=slots, control_bytes=control, image_bytes=image, generation=generation)
     if magic != MAGIC or version != 1 or not 1 <= slots <= 64:
         raise FormatError(f"{name}: not an arena of version 1")
+    if control < PAGE_BYTES or image < PAGE_BYTES:
+        raise FormatError(f"{name}: slots of {control} and {image} bytes are none")
     if control % PAGE_BYTES or image % PAGE_BYTES or head.total_bytes != file_bytes:
         raise FormatError(f"{name}: {file_bytes} bytes, its head asks for {head.total_bytes}")
     return head
@@ -109,6 +111,8 @@ class Words:
 
 def read_words(control: bytes | memoryview, head: ArenaHead, name: str) -> Words:
     """Parse the words at the start of a control area. Raises FormatError."""
+    if len(control) < _WORDS.size:
+        raise FormatError(f"{name}: slot words cut at {len(control)} bytes")
     state, fills, layout_bytes, stamp_bytes = _WORDS.unpack_from(control)
     if state > SlotState.DRAINING or WORD_BYTES + layout_bytes + stamp_bytes > head.control_bytes:
         raise FormatError(

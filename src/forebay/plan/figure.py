@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 import math
 import re
+import reprlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from forebay.errors import UsageError
@@ -28,6 +30,8 @@ Value = float | int | str | bool
 
 _NEGATIVE = re.compile(r"\s*-\s*[0-9.]")
 _LEAST, _MOST = 1e-12, 1e24
+_LONGEST_TEXT = 1000
+_MOST_BITS = 1000
 _YES, _NO = {"yes", "true", "on"}, {"no", "false", "off"}
 
 
@@ -134,6 +138,16 @@ _SECONDS_FROM_S, _MINUTES_FROM_S, _DAYS_FROM_S = 120.0, 3600.0, 360_000.0
 _UNITS = {Kind.BYTES, Kind.RATE, Kind.SECONDS}
 
 
+def brief(raw: object, show: Callable[[object], str] = str) -> str:
+    """What a file holds, as a message may show it: never more than was written."""
+    if isinstance(raw, str):
+        return show(raw)
+    if isinstance(raw, int) and raw.bit_length() > _MOST_BITS:
+        return f"a number of {raw.bit_length()} bits"
+    # a value that stands for a thousand others would be written out a thousand times
+    return reprlib.repr(raw) if isinstance(raw, Mapping | list | tuple | set) else show(raw)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
     """A value in SI units and the words that say where it comes from."""
@@ -161,9 +175,11 @@ class Given:
         if isinstance(raw, bool):
             text = "yes" if raw else "no"
         elif isinstance(raw, int | float | str):
-            text = repr(raw) if isinstance(raw, float) else str(raw)
+            text = repr(raw) if isinstance(raw, float) else brief(raw)
+            if len(text) > _LONGEST_TEXT:
+                raise UsageError(f"{where}: expected {self._example()}, found {text[:40]}...")
         else:
-            raise UsageError(f"{where}: expected {self._example()}, found {raw!r}")
+            raise UsageError(f"{where}: expected {self._example()}, found {brief(raw, repr)}")
         if self.kind not in (Kind.TEXT, Kind.YES_NO) and _NEGATIVE.match(text):
             raise UsageError(
                 f"{where}: expected {'0 or more' if self.zero else 'more than 0'}, found {text}"

@@ -10,7 +10,7 @@ from typing import Any
 from forebay.errors import UsageError
 from forebay.plan import presets
 from forebay.plan.content import CONTENTS, content_bytes, count_params
-from forebay.plan.figure import Figure, Given, Kind, Value
+from forebay.plan.figure import Figure, Given, Kind, Value, brief
 from forebay.plan.inputs import FIELDS, SECTIONS, SHAPE, TIERS, Inputs
 
 DAY_S = 86400.0
@@ -58,8 +58,10 @@ def read_file(document: object, name: str) -> tuple[dict[str, str], dict[str, Fi
             source, value = f"given in {name}", raw
             if isinstance(raw, Mapping):
                 if set(raw) - {"value", "source"} or "value" not in raw:
-                    raise UsageError(f"{where}: expected a value, or value and source, found {raw}")
-                value, source = raw["value"], str(raw.get("source", source))
+                    raise UsageError(
+                        f"{where}: expected a value, or value and source, found {brief(raw)}"
+                    )
+                value, source = raw["value"], brief(raw.get("source", source))
             for full, given in _targets(section, key, where):
                 figures[full] = Figure(value=given.read(value, where), source=source)
     return chosen, figures
@@ -67,7 +69,7 @@ def read_file(document: object, name: str) -> tuple[dict[str, str], dict[str, Fi
 
 def _preset(raw: object, where: str) -> str:
     if not isinstance(raw, str) or not raw.strip():
-        raise UsageError(f"{where}: expected the name of a preset, found {raw!r}")
+        raise UsageError(f"{where}: expected the name of a preset, found {brief(raw, repr)}")
     return raw
 
 
@@ -265,7 +267,7 @@ def _mapping(raw: object, where: str) -> Mapping[str, object]:
     if raw is None:
         return {}
     if not isinstance(raw, Mapping) or not all(isinstance(key, str) for key in raw):
-        raise UsageError(f"{where}: expected fields and values, found {raw!r}")
+        raise UsageError(f"{where}: expected fields and values, found {brief(raw, repr)}")
     return raw
 
 

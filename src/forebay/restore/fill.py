@@ -60,11 +60,17 @@ class Stored:
 
 def named_constant(constant: tree.Named) -> Any:
     """Torch's own constant for a stored name."""
-    if constant.kind == "torch.dtype":
-        return getattr(torch, constant.text.removeprefix("torch."))
-    if constant.kind == "torch.device":
-        return torch.device(constant.text)
-    return torch.Size(int(n) for n in constant.text.split(",") if n)
+    try:
+        if constant.kind == "torch.dtype":
+            found = getattr(torch, constant.text.removeprefix("torch."), None)
+            if not isinstance(found, torch.dtype):
+                raise ValueError(f"torch has no dtype {constant.text!r}")
+            return found
+        if constant.kind == "torch.device":
+            return torch.device(constant.text)
+        return torch.Size(int(n) for n in constant.text.split(",") if n)
+    except (RuntimeError, OverflowError) as error:
+        raise ValueError(f"{constant.kind} {constant.text[:40]!r}: {error}") from None
 
 
 class Binder:

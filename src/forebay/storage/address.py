@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from forebay.errors import UsageError
+from forebay.private import require_own
 from forebay.storage import directory, memory
+from forebay.storage.durable import sync_directory
 from forebay.storage.endpoint import LEAST_PART_BYTES, parse_remote
-from forebay.storage.store import Store
+from forebay.storage.store import Store, store_error
 
 STORE_GROUP = "forebay.stores"
 _REMOTE = ("s3", "gs", "az")
@@ -35,6 +39,23 @@ def resolve_url(url: str | os.PathLike[str]) -> str:
         found = parse_remote(text)
         return found.shown + (f"?{parts.query}" if parts.query else "")
     return text
+
+
+def open_home(local: str | os.PathLike[str], name: str) -> Store:
+    """A job's own directory on the local tier. Raises StoreError, UsageError for a foreign one.
+
+    What lies there is taken for what this job wrote: nobody else may have made it.
+    """
+    open_store(local)
+    home = Path(local) / name
+    try:
+        with contextlib.suppress(FileExistsError):
+            home.mkdir(mode=0o700)
+            sync_directory(home.parent)
+        require_own(home, "the job's directory on the local tier")
+    except OSError as error:
+        raise store_error(error, f"{home}: cannot be used") from error
+    return open_store(home)
 
 
 def open_store(

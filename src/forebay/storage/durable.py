@@ -208,7 +208,7 @@ class AppendFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._condemned = False
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(path, flags, 0o600)
         try:
             sync_directory(path.parent)  # whoever made the file may have died before doing so

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from forebay.errors import NotFoundError, StoreError
+from forebay.errors import FormatError, NotFoundError, StoreError
 from forebay.storage.patience import Patience
 from forebay.storage.store import CreateOutcome, Store
 from forebay.watch.events import emit
@@ -138,11 +138,18 @@ def require_exclusive(
     return finding
 
 
+def read_finding(data: bytes, name: str) -> Finding:
+    """A finding that was kept. Raises FormatError."""
+    try:
+        return msgspec.json.decode(data, type=Finding)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise FormatError(f"{name}: not what a probe found: {error}") from None
+
+
 def _known(store: Store, result_key: str) -> Finding | None:
     """A finding of this very store that was good; one that was not is probed again."""
     try:
-        data = store.get(result_key, max_bytes=_MAX_BYTES)
-        finding = msgspec.json.decode(data, type=Finding)
-    except (NotFoundError, msgspec.DecodeError, msgspec.ValidationError):
+        finding = read_finding(store.get(result_key, max_bytes=_MAX_BYTES), result_key)
+    except (NotFoundError, FormatError):
         return None
     return finding if finding.exclusive and finding.url == store.url else None

@@ -7,10 +7,12 @@ import re
 from forebay.errors import DeniedError, FullError, StoreError
 
 _CODE = re.compile(r"<Code>\s*([A-Za-z0-9_.]+)\s*</Code>")
-_MESSAGE = re.compile(r"<Message>\s*([^<]{1,200}?)\s*</Message>")
+_MESSAGE = re.compile(r"<Message>([^<]{1,400})</Message>")
 _STATUS = re.compile(r"status(?: code)?:? (\d{3})\b")
 _NO_KEYS = re.compile(r"credential provider: DeniedError: (.*?)(?: Debug source:|$)")
 _LONGEST_CAUSE = 240
+_LONGEST_MESSAGE = 200
+_LONGEST_BODY = 2**16  # of an error; what follows is not looked at
 
 _THROTTLED = frozenset(
     {"SlowDown", "SlowDownWrite", "SlowDownRead", "ServiceUnavailable", "Throttling", "ServerBusy"}
@@ -67,7 +69,7 @@ def denied_without_keys(url: str) -> DeniedError:
 
 def code_of(body: str) -> str:
     """The error code in an XML body, or ""."""
-    found = _CODE.search(body)
+    found = _CODE.search(body[:_LONGEST_BODY])
     return found[1] if found else ""
 
 
@@ -77,8 +79,9 @@ def refused(what: str, status: int, body: str) -> StoreError:
     ThrottledError and plain StoreError may pass by themselves; DeniedError and FullError do not.
     """
     code = code_of(body)
-    message = _MESSAGE.search(body)
-    cause = " ".join(filter(None, (str(status), code, f"({message[1]})" if message else "")))
+    message = _MESSAGE.search(body[:_LONGEST_BODY])
+    said = _one_line(message[1])[:_LONGEST_MESSAGE] if message else ""
+    cause = " ".join(filter(None, (str(status), code, f"({said})" if said else "")))
     if status == 507 or code in _FULL:
         return FullError(f"{what}: {cause}: free space there or enlarge it")
     if code in _DENIED:
@@ -90,6 +93,11 @@ def refused(what: str, status: int, body: str) -> StoreError:
     if 300 <= status < 400:
         return DeniedError(f"{what}: {cause}: {_REGION}")
     return StoreError(f"{what}: {cause}")
+
+
+def _one_line(text: str) -> str:
+    """What a stranger says, without line ends and what a terminal would obey."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def status_of(text: str) -> int | None:

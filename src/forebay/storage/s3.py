@@ -38,7 +38,8 @@ _HASH_BYTES = 2**20
 _SEND_BYTES = 256 * 2**10
 _RENEW = timedelta(minutes=5)
 _RELOAD_S = 5.0
-_LARGEST_REPLY_BYTES = 2**24
+_LARGEST_REPLY_BYTES = 2**22  # a list of 1,000 uploads with the longest keys has half of that
+_MOST_PAGES = 10_000
 
 
 class Credentials:
@@ -166,6 +167,15 @@ class Body:
             self.drop(self.start + at, block.nbytes)
 
 
+class _NoDoctype(ElementTree.TreeBuilder):
+    """Refuses what declares entities: expanded, a small reply would fill the memory."""
+
+    def doctype(self, name: str, pubid: str | None, system: str | None) -> None:
+        """No reply of a store has one."""
+        del pubid, system
+        raise ValueError(f"a document type {name!r} has no place there")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """An answer: HTTP status, headers with lower-case names, and the whole body."""
@@ -176,9 +186,12 @@ class Reply:
 
     def root(self, what: str) -> ElementTree.Element:
         """The XML document in the body, names without namespace. Raises StoreError."""
+        # Of one encoding, so that none is looked for by a name that the reply chooses.
+        parser = ElementTree.XMLParser(target=_NoDoctype(), encoding="utf-8")  # noqa: S314
         try:
-            root = ElementTree.fromstring(self.data)  # noqa: S314 - expat, entities are not expanded
-        except ElementTree.ParseError as error:
+            parser.feed(self.data)
+            root: ElementTree.Element = parser.close()
+        except (ElementTree.ParseError, ValueError) as error:
             raise StoreError(f"{what}: the reply is no XML: {error}") from None
         for element in root.iter():
             element.tag = element.tag.rpartition("}")[2]
@@ -303,18 +316,21 @@ class S3:
         what = f"{self.name(key)}: list of the parts sent"
         found: dict[int, tuple[str, int]] = {}
         marker = "0"
-        while True:
+        for _ in range(_MOST_PAGES):
             query = {"uploadId": upload_id, "part-number-marker": marker}
             reply = self.send("GET", key, query=query, pace=pace)
             if reply.status == 404 and b"NoSuchUpload" in reply.data:
                 return None
             root = self.expect(reply, what, pace).root(what)
             for part in root.findall("Part"):
-                number = int(_text(part, "PartNumber", what))
-                found[number] = (_text(part, "ETag", what), int(_text(part, "Size", what)))
-            marker = root.findtext("NextPartNumberMarker") or ""
+                number = _count(part, "PartNumber", what)
+                found[number] = (_text(part, "ETag", what), _count(part, "Size", what))
+            before, marker = marker, root.findtext("NextPartNumberMarker") or ""
             if root.findtext("IsTruncated") != "true" or not marker:
                 return found
+            if marker == before:
+                break
+        raise StoreError(f"{what}: the store's list has no end")
 
     def complete(
         self, key: str, upload_id: str, tags: Mapping[int, str], pace: Pace, *, create: bool
@@ -353,18 +369,34 @@ class S3:
         what = f"{self.name(prefix)}: list of unfinished uploads"
         head = f"{self.url.prefix}/"
         query = {"uploads": "", "prefix": head + prefix}
-        while True:
+        for _ in range(_MOST_PAGES):
             reply = self.send("GET", None, query=query, pace=pace)
             root = self.expect(reply, what, pace).root(what)
             for row in root.findall("Upload"):
                 begun = _text(row, "Initiated", what).replace("Z", "+00:00")
-                at_s = datetime.fromisoformat(begun).timestamp()
+                try:
+                    at_s = datetime.fromisoformat(begun).timestamp()
+                except (ValueError, OverflowError):
+                    raise StoreError(f"{what}: {begun[:40]!r} is no time") from None
                 yield _text(row, "Key", what).removeprefix(head), _text(row, "UploadId", what), at_s
             after = root.findtext("NextKeyMarker") or ""
             if root.findtext("IsTruncated") != "true" or not after:
                 return
-            query["key-marker"] = after
-            query["upload-id-marker"] = root.findtext("NextUploadIdMarker") or ""
+            marks = {
+                "key-marker": after,
+                "upload-id-marker": root.findtext("NextUploadIdMarker") or "",
+            }
+            if marks.items() <= query.items():
+                break
+            query |= marks
+        raise StoreError(f"{what}: the store's list has no end")
+
+
+def _count(element: ElementTree.Element, name: str, what: str) -> int:
+    text = _text(element, name, what)
+    if not (text.isascii() and text.isdigit() and len(text) <= 19):
+        raise StoreError(f"{what}: {name} is {text[:40]!r}, expected a number")
+    return int(text)
 
 
 def _text(element: ElementTree.Element, name: str, what: str) -> str:

@@ -62,6 +62,14 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         re.compile(self.match)
 
 
+def read_rules(data: bytes, name: str) -> list[Rule]:
+    """The rules of a script. Raises UsageError when it makes no sense."""
+    try:
+        return msgspec.json.decode(data, type=list[Rule])
+    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError, re.error) as error:
+        raise UsageError(f"{name}: not a list of faults: {error}") from error
+
+
 class FaultyStore(Store):
     """Wraps a store and follows a script of faults."""
 
@@ -90,12 +98,10 @@ class FaultyStore(Store):
             found = self._script.stat()
             stamp = (found.st_mtime_ns, found.st_ino)
             if stamp != self._stamp:
-                self._rules = msgspec.json.decode(self._script.read_bytes(), type=list[Rule])
+                self._rules = read_rules(self._script.read_bytes(), str(self._script))
                 self._stamp, self._calls = stamp, {}
         except FileNotFoundError:
             self._rules, self._stamp, self._calls = [], None, {}
-        except (msgspec.DecodeError, ValueError, re.error) as error:
-            raise UsageError(f"{self._script}: not a list of faults: {error}") from error
 
     def _rule(self, op: str, key: str) -> Rule | None:
         """The fault for this call, if one is due."""

@@ -656,7 +656,7 @@ def test_memory_after_commits(job: Job) -> None:
     sizes = {line.split(":")[0]: int(line.split()[1]) for line in status if line.startswith("Rss")}
     resident_bytes = (sizes["RssAnon"] + sizes["RssFile"]) * 1024
     assert resident_bytes <= 120e6
-    print(f"agent: {resident_bytes / 1e6:.0f} MB resident without its arenas")  # noqa: T201
+    print(f"agent: {resident_bytes / 1e6:.0f} MB resident without its arenas")
     mapped = {Path(m.path).name for m in psutil.Process(agent.pid).memory_maps()}
     assert not any("torch" in name for name in mapped)
 

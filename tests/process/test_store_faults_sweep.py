@@ -126,7 +126,11 @@ def test_a_save_through_every_fault(server: str, tmp_path: Path, how: str, every
 def report(
     what: str, recorded: Sequence[Seen], todo: Sequence[Case], found: list[str], floor: int
 ) -> None:
-    print(f"{what}: {len(recorded)} requests, {len(todo)} faults, violations: {len(found)}")
+    print(
+        f"{what}: {len(recorded)} requests, {len(todo)} faults, violations: {len(found)}",
+        *found,
+        sep="\n  ",
+    )
     assert len(todo) >= floor
     assert not found, "\n".join(found)
 

@@ -22,10 +22,11 @@ from types import ModuleType
 
 import msgspec
 
+from forebay.drain.log import BoundedLog
 from forebay.drain.service import Agent
 from forebay.drain.wire import answers, ask
 from forebay.errors import ForebayError, UsageError
-from forebay.format.messages import AGENT_CONFIG, AGENT_LOCK, AGENT_SOCKET, AgentConfig
+from forebay.format.messages import AGENT_CONFIG, AGENT_LOCK, AGENT_LOG, AGENT_SOCKET, AgentConfig
 from forebay.locks import lock_owner
 from forebay.watch.events import LOGGER, emit
 
@@ -125,12 +126,15 @@ async def _serve(directory: Path, config: AgentConfig) -> None:
 
 def main(arguments: list[str]) -> int:
     """Entry of ``python -m forebay.drain.agent``: a job's directory, ``--detach`` before it."""
+    detach = arguments[:1] == ["--detach"]
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    if detach:  # standard error is the job's log, which is ours alone
+        handler = BoundedLog(Path(arguments[-1]) / AGENT_LOG, sys.stderr.fileno())
     logging.basicConfig(
         level=logging.INFO,
-        stream=sys.stderr,
+        handlers=[handler],
         format="%(asctime)s %(levelname)s %(message)s",
     )
-    detach = arguments[:1] == ["--detach"]
     if len(arguments) != 1 + detach:
         LOGGER.error("usage: python -m forebay.drain.agent [--detach] JOB_DIRECTORY")
         return 2

@@ -5,11 +5,21 @@ from __future__ import annotations
 from forebay.drain.drainer import Drainer
 from forebay.drain.finish import Finisher
 from forebay.drain.job import Digests, Part, PartState, Snapshot
-from forebay.drain.journal import Accepted, Began, Ended, Journal, Line, Spilled, Uploaded, key_of
+from forebay.drain.journal import (
+    Accepted,
+    Began,
+    Ended,
+    Journal,
+    Line,
+    Spilled,
+    Uploaded,
+    key_of,
+    still_matter,
+)
 from forebay.drain.slots import Slots
-from forebay.drain.snapshots import REMEMBERED, Snapshots
+from forebay.drain.snapshots import Snapshots
 from forebay.drain.work import Work
-from forebay.format.messages import FINAL_PHASES, Phase
+from forebay.format.messages import Phase
 from forebay.watch.events import emit
 
 
@@ -27,7 +37,7 @@ def recover(
     What was noted as spilled or uploaded is not sent again. Raises OSError when arenas cannot be
     looked at.
     """
-    kept = _still_matter(journal.replay())
+    kept = still_matter(journal.replay())
     for line in kept:
         _replay(snapshots, line)
     try:
@@ -50,14 +60,6 @@ def recover(
                 drainer.start(snapshot, part)
     if snapshots.unfinished or kept:
         emit("agent.recovered", unfinished=len(snapshots.unfinished))
-
-
-def _still_matter(lines: list[Line]) -> list[Line]:
-    """All lines of what is unfinished, and the last ends, so that nothing ended begins anew."""
-    last = {key_of(line): line.phase for line in lines if isinstance(line, Ended)}
-    ends = [line for line in lines if isinstance(line, Ended) and line.phase in FINAL_PHASES]
-    unfinished = [line for line in lines if last.get(key_of(line)) not in FINAL_PHASES]
-    return [*ends[-REMEMBERED:], *unfinished]
 
 
 def _replay(snapshots: Snapshots, line: Line) -> None:

@@ -490,6 +490,4 @@ def _manifest_bytes(
 
 
 def _intact(catalog: Catalog, step: int) -> bytes:
-    data = catalog.manifest_bytes(step)
-    read_manifest(data, f"{catalog.store.url}/{names.manifest_key(step)}")
-    return data
+    return catalog.manifest_bytes(step)

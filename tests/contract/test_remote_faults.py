@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from forebay.errors import StoreError
+from forebay.errors import DamagedError, StoreError
 from forebay.storage.address import open_store
 from forebay.storage.endpoint import parse_remote
 from forebay.storage.remote import RemoteStore
+from forebay.storage.reread import read_checked
 from forebay.storage.store import Store
 from forebay.testing.proxy import Fault, FaultProxy
 from forebay.testing.store import StoreContract, page_aligned
@@ -208,3 +209,31 @@ def test_a_request_that_is_stuck_does_not_hold_the_others(
     ]
     assert sorted(numbers) == [1, 2, 2, 3, 4, 5, 6, 7, 8]
     assert numbers.index(5) < len(numbers) - 1 - numbers[::-1].index(2)
+
+
+def test_a_range_whose_answer_is_cut_short_is_read_again(proxy: FaultProxy) -> None:
+    """And an object that is short is damaged, which a second read does not mend."""
+    store = opened(proxy)
+    store.put("a", b"0123456789")
+    proxy.set_faults([Fault(do="short", method="GET", at_bytes=3, times=2)])
+    assert store.get_range("a", 0, 10) == b"0123456789"
+    proxy.set_faults([])
+    with pytest.raises(DamagedError, match="expected at least 11 bytes, found 10"):
+        store.get_range("a", 0, 11)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_object_that_is_changed_on_its_way_is_read_again(proxy: FaultProxy, times: int) -> None:
+    def check(data: bytes) -> bytes:
+        if data != b"0123456789":
+            raise DamagedError("a: other bytes")
+        return data
+
+    store = opened(proxy)
+    store.put("a", b"0123456789")
+    proxy.set_faults([Fault(do="corrupt", method="GET", at_bytes=13, times=times)])
+    assert read_checked(store, "a", 10, check) == b"0123456789"
+    proxy.set_faults([Fault(do="corrupt", method="GET")])
+    with pytest.raises(DamagedError, match="other bytes"):
+        read_checked(store, "a", 10, check)
+    assert proxy.hits == [3]

@@ -117,3 +117,52 @@ def test_a_torn_tail_that_cannot_be_cut_hides_no_later_line(
     torn.write(lines()[2])
     torn.close()
     assert Journal(path).replay() == lines()
+
+
+def test_a_journal_stays_small_and_forgets_nothing_that_matters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "COMPACT_BYTES", 20_000)
+    path = tmp_path / "journal"
+    journal, open_line = Journal(path), lines()[0]
+    journal.write(open_line)
+    most = 0
+    for step in range(2, 600):
+        digests = {"header": b"h" * 32, "slices": (b"s" * 32,), "blocks": ((),), "witnesses": ()}
+        journal.write(Uploaded(step=step, attempt="a", rank=0, **digests))  # type: ignore[arg-type]
+        journal.write(Ended(step=step, attempt="a", phase=Phase.COMMITTED, at_s=1.0))
+        most = max(most, path.stat().st_size)
+    journal.close()
+    assert 15_000 < most < 40_000
+    found = Journal(path).replay()
+    assert open_line in found
+    ended = [line.step for line in found if isinstance(line, Ended)]
+    assert ended[-64:] == list(range(536, 600))
+    assert len(found) < 600
+
+
+def test_a_compaction_that_the_disk_refuses_loses_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(journal_module, "COMPACT_BYTES", 100)
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(journal_module, "write_new", full)
+        for line in lines():
+            journal.write(line)
+    journal.write(lines()[1])
+    journal.close()
+    assert Journal(path).replay() == [*lines(), lines()[1]]
+    monkeypatch.setattr(journal_module, "sync_directory", full)  # the new file is in place already
+    again = Journal(path)
+    again.replay()
+    with pytest.raises(OSError, match="No space"):
+        again.restart(lines()[:1])
+    monkeypatch.undo()
+    again.write(lines()[2])
+    again.close()
+    assert Journal(path).replay() == [lines()[0], lines()[2]]

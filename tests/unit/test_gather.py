@@ -229,3 +229,28 @@ def test_replicas_that_differ_are_refused_whoever_wrote_them() -> None:
     nodes[1][1].witnesses[0] = msgspec.structs.replace(nodes[1][1].witnesses[0], digest="00" * 32)
     with pytest.raises(ConflictError, match="b: rank 0 and rank 1 hold different"):
         check(nodes)
+
+
+class Flipping(MemoryStore):
+    """Changes one bit of the first object that is read."""
+
+    bit: int | None = None
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        data = bytearray(super().get(key, max_bytes=max_bytes))
+        if self.bit is not None:
+            data[self.bit // 8] ^= 1 << self.bit % 8
+            self.bit = None
+        return bytes(data)
+
+
+def test_no_bit_of_a_record_can_change_on_its_way() -> None:
+    """Neither what it says nor the digest that the manifest will have of it."""
+    store = Flipping()
+    put_nodes(store, two_nodes())
+    right = read_one(store, STEP, ATTEMPT, 0)
+    assert right is not None
+    for bit in range(8 * right.ref.nbytes):
+        store.bit = bit
+        assert read_one(store, STEP, ATTEMPT, 0) == right, bit
+    print(f"bits changed: {8 * right.ref.nbytes}, violations: 0")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import pyarrow.parquet as pq
 import pytest
 
 from forebay.commit.catalog import Catalog
@@ -13,6 +15,7 @@ from forebay.commit.gather import Checked, check_records, wait_for_records
 from forebay.commit.publish import Verdict, commit_step, finish, publish
 from forebay.errors import (
     ConflictError,
+    DamagedError,
     DeadlineError,
     FormatError,
     FullError,
@@ -21,6 +24,7 @@ from forebay.errors import (
     StoreError,
 )
 from forebay.format import names
+from forebay.format.manifest import Manifest
 from forebay.storage.memory import MemoryStore
 from forebay.storage.store import CreateOutcome
 from tests.build import ATTEMPT, STEP, put_nodes, put_record, two_nodes
@@ -40,6 +44,10 @@ def together(*work: Callable[[], Verdict]) -> list[Verdict]:
 
     with ThreadPoolExecutor(len(work)) as pool:
         return list(pool.map(run, work))
+
+
+def manifest_of(store: MemoryStore) -> Manifest:
+    return Catalog(store).manifest(STEP)
 
 
 def manifests(store: MemoryStore) -> list[str]:
@@ -147,10 +155,24 @@ def test_an_index_another_version_wrote_stands() -> None:
     index = names.index_key(STEP, ATTEMPT)
     other = MemoryStore()
     ready(other)
-    other.put(index, b"encoded in another way")
+    encoded = io.BytesIO()
+    there = pq.read_table(io.BytesIO(store.get(index, max_bytes=1 << 20)))
+    pq.write_table(there, encoded, compression="none")
+    other.put(index, encoded.getvalue())
     _, manifest = publish(other, checked)
-    assert manifest.index.nbytes == len(b"encoded in another way")
-    assert Catalog(other).checked(manifest.index, 1 << 20) == b"encoded in another way"
+    assert Catalog(other).checked(manifest.index, 1 << 20) == encoded.getvalue()
+    assert manifest.index != publish(store, checked)[1].index
+    assert list(Catalog(other).slices(manifest)) == list(Catalog(store).slices(manifest_of(store)))
+
+
+@pytest.mark.parametrize("key", [names.index_key, names.state_key])
+def test_what_says_something_else_is_not_vouched_for(key: Callable[[int, str], str]) -> None:
+    store = MemoryStore()
+    checked = ready(store)
+    store.put(key(STEP, ATTEMPT), b"of nobody")
+    with pytest.raises(DamagedError):
+        publish(store, checked)
+    assert manifests(store) == []
 
 
 def test_commit_step_refuses_the_second_attempt() -> None:

@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.commit.catalog import Catalog
-from forebay.commit.publish import finish
-from forebay.commit.reclaim import apply_keep, delete_step
+from forebay.commit.publish import commit_step, finish
+from forebay.commit.reclaim import Reclaimer, apply_keep, delete_step
 from forebay.commit.retain import decide
+from forebay.commit.verify import Finding, verify_step
 from forebay.config import Keep
+from forebay.errors import StoreError
 from forebay.format import names
 from forebay.storage.memory import MemoryStore
 from tests.build import ATTEMPT, STEP, put_nodes, two_nodes
@@ -121,3 +123,34 @@ def test_a_step_that_a_commit_is_at_work_on_is_left_for_another_time() -> None:
     assert apply_keep(store, Keep(last=1), {1, 3}) == [2]
     assert Catalog(store).steps() == [1, 3]
     assert apply_keep(store, Keep(last=1)) == [1]
+
+
+class Refusing(MemoryStore):
+    """Refuses the n-th delete."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.left = number
+
+    def delete(self, key: str) -> bool:
+        self.left -= 1
+        if self.left == 0:
+            raise StoreError("refused")
+        return super().delete(key)
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_a_delete_that_failed_half_way_goes_on_at_the_next(number: int) -> None:
+    store = Refusing(number)
+    for step in (1, 2):
+        put_nodes(store, two_nodes(), step=step)
+        commit_step(store, step, ATTEMPT, nodes=2, timeout_s=0)
+    reclaimer = Reclaimer(store)
+    with pytest.raises(StoreError):
+        reclaimer.apply(Keep(last=1))
+    assert Catalog(store).steps() == ([1, 2] if number == 1 else [2])
+    reclaimer.apply(Keep(last=1))
+    assert Catalog(store).steps() == [2]
+    assert not list(store.list(names.attempt_prefix(1, ATTEMPT)))
+    found = verify_step(Catalog(store), Catalog(store).manifest(2))
+    assert not [one for one in found if isinstance(one, Finding)]

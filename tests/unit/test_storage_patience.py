@@ -92,3 +92,20 @@ def test_what_does_not_pass_is_not_tried_again(clock: Clock, error: Exception) -
     with pytest.raises(type(error)):
         Patience(5.0, clock=clock).again(call, clock.sleep)
     assert calls == [1]
+
+
+def test_one_try_that_takes_all_the_time_is_not_the_last() -> None:
+    now = 0.0
+
+    def hangs() -> str:
+        nonlocal now
+        now += 60.0
+        raise StoreError("no answer")
+
+    calls = iter([hangs, lambda: "there", hangs, hangs, hangs])
+    patience = Patience(60.0, least_tries=2, clock=lambda: now)
+    assert patience.again(lambda: next(calls)(), sleep=lambda _: None) == "there"
+    patience.progressed()
+    with pytest.raises(StoreError):
+        patience.again(lambda: next(calls)(), sleep=lambda _: None)
+    assert next(calls) is hangs

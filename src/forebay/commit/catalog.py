@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from forebay.format.digests import digest
 from forebay.format.manifest import MAX_MANIFEST_BYTES, Manifest, Ref, read_manifest
 from forebay.format.packed import pack, unpack
 from forebay.format.record import MAX_RECORD_BYTES, Record, Stored, read_record
+from forebay.storage.reread import read_checked
 from forebay.storage.store import Store
 
 MAX_TREE_BYTES = 1 << 30
@@ -66,36 +68,50 @@ class Catalog:
         )
 
     def manifest_bytes(self, step: int) -> bytes:
-        """The manifest as stored. Raises NotFoundError naming the newest steps there are."""
+        """The manifest as stored, and intact. Raises as ``manifest`` does."""
+        return self._manifest(step)[0]
+
+    def _manifest(self, step: int) -> tuple[bytes, Manifest]:
+        key = names.manifest_key(step)
+        where = f"{self.store.url}/{key}"
         try:
-            return self.store.get(names.manifest_key(step), max_bytes=MAX_MANIFEST_BYTES)
+            data, found = read_checked(
+                self.store, key, MAX_MANIFEST_BYTES, lambda d: (d, read_manifest(d, where))
+            )
         except NotFoundError:
             self.require_run()
             there = self.steps()[-5:]
             newest = f"newest are {', '.join(map(str, there))}" if there else "it has none yet"
             raise NotFoundError(f"{self.store.url}: no committed step {step}: {newest}") from None
+        if found.step != step:
+            raise FormatError(f"{where}: is the manifest of step {found.step}")
+        return data, found
 
     def manifest(self, step: int) -> Manifest:
-        """The manifest of a step. Raises NotFoundError, FormatError when it is damaged."""
-        key = names.manifest_key(step)
-        found = read_manifest(self.manifest_bytes(step), f"{self.store.url}/{key}")
-        if found.step != step:
-            raise FormatError(f"{self.store.url}/{key}: is the manifest of step {found.step}")
-        return found
+        """The manifest of a step. Raises FormatError when it is damaged.
+
+        NotFoundError, when there is none, names the newest steps there are.
+        """
+        return self._manifest(step)[1]
 
     def checked(self, ref: Ref, limit: int) -> bytes:
         """An object that a manifest names. Raises DamagedError unless size and digest are right."""
         where = f"{self.store.url}/{ref.key}"
+
+        def as_written(data: bytes) -> bytes:
+            if len(data) != ref.nbytes:
+                raise DamagedError(f"{where}: expected {ref.nbytes} bytes, found {len(data)}")
+            found = digest(data).hex()
+            if found != ref.digest:
+                raise DamagedError(
+                    f"{where}: expected digest {ref.digest[:16]}, found {found[:16]}"
+                )
+            return data
+
         try:
-            data = self.store.get(ref.key, max_bytes=limit)
+            return read_checked(self.store, ref.key, limit, as_written)
         except NotFoundError:
             raise DamagedError(f"{where}: is gone, the manifest names it") from None
-        if len(data) != ref.nbytes:
-            raise DamagedError(f"{where}: expected {ref.nbytes} bytes, found {len(data)}")
-        found = digest(data).hex()
-        if found != ref.digest:
-            raise DamagedError(f"{where}: expected digest {ref.digest[:16]}, found {found[:16]}")
-        return data
 
     def record(self, manifest: Manifest, node: int) -> Record:
         """The record of a node, checked against the manifest."""
@@ -162,7 +178,8 @@ class Catalog:
         for node in sorted(nodes):
             key = names.record_key(step, attempt, node)
             try:
-                return read_record(self.store.get(key, max_bytes=MAX_RECORD_BYTES), key).nodes
+                read = functools.partial(read_record, name=key)
+                return read_checked(self.store, key, MAX_RECORD_BYTES, read).nodes
             except (DamagedError, NotFoundError):
                 continue
         return None

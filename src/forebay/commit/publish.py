@@ -10,12 +10,20 @@ import time
 from collections.abc import Callable
 
 import forebay
-from forebay.commit.catalog import Catalog, pack_entries
+from forebay.commit.catalog import Catalog, pack_entries, unpack_entries
 from forebay.commit.gather import Checked, check_records, read_one, wait_for_records
-from forebay.errors import ConflictError, IncompleteError, NotFoundError, StoreError
+from forebay.errors import ConflictError, DamagedError, IncompleteError, NotFoundError, StoreError
 from forebay.format import names, tree
 from forebay.format.digests import digest
-from forebay.format.manifest import MANIFEST_VERSION, Manifest, Ref, read_manifest, write_manifest
+from forebay.format.manifest import (
+    MANIFEST_VERSION,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    Ref,
+    read_manifest,
+    write_manifest,
+)
+from forebay.storage.reread import read_checked
 from forebay.storage.store import CreateOutcome, Store
 
 
@@ -36,12 +44,23 @@ def publish(
     An unknown outcome is settled by reading back; raises StoreError when even that fails, and then
     nothing of the attempt may be deleted.
     """
-    from forebay.format.index import write_index  # pyarrow is large: only the committer needs it
+    # pyarrow is large: only the committer needs it
+    from forebay.format.index import read_index, write_index
 
     first = checked.first
     key = names.manifest_key(first.step)
-    index = _put(store, names.index_key(first.step, first.attempt), write_index(checked.stored))
-    state = _put(store, names.state_key(first.step, first.attempt), pack_entries(checked.entries))
+    index = _put(
+        store,
+        names.index_key(first.step, first.attempt),
+        write_index(checked.stored),
+        lambda there, where: write_index(read_index(there, None, where)),
+    )
+    state = _put(
+        store,
+        names.state_key(first.step, first.attempt),
+        pack_entries(checked.entries),
+        lambda there, where: pack_entries(unpack_entries(there, where)),
+    )
     manifest = Manifest(
         version=MANIFEST_VERSION,
         features=[],
@@ -64,7 +83,9 @@ def publish(
     if outcome is CreateOutcome.COMMITTED:
         return Verdict.COMMITTED, manifest
     try:
-        there = read_manifest(store.get(key, max_bytes=1 << 24), f"{store.url}/{key}")
+        there = read_checked(
+            store, key, MAX_MANIFEST_BYTES, lambda data: read_manifest(data, f"{store.url}/{key}")
+        )
     except NotFoundError:
         raise StoreError(
             f"{store.url}/{key}: the reply to its creation was lost and it is not there; nothing "
@@ -75,15 +96,27 @@ def publish(
     return (Verdict.COMMITTED if there.committer == manifest.committer else Verdict.SAME), there
 
 
-def _put(store: Store, key: str, data: bytes) -> Ref:
+def _put(store: Store, key: str, data: bytes, anew: Callable[[bytes, str], bytes]) -> Ref:
     """Write an object of the attempt; another committer of it may have written it already.
 
-    Two versions of the software may encode the same content differently: what is there stands.
+    Two versions of the software may encode the same content differently: what is there stands, if
+    it says the same when encoded ``anew``. The manifest vouches for it: nothing is taken unread.
     """
+    where = f"{store.url}/{key}"
+
+    def read_back(there: bytes) -> bytes:
+        if there == data:
+            return there
+        if anew(there, where) != data:
+            raise DamagedError(f"{where}: is there already and says something else: delete it")
+        if store.get(key, max_bytes=1 << 34) != there:
+            raise DamagedError(f"{where}: two reads of it differ")
+        return there
+
     try:
         store.put(key, data)
     except ConflictError:
-        data = store.get(key, max_bytes=1 << 34)
+        data = read_checked(store, key, 1 << 34, read_back)
     return Ref(key, len(data), digest(data).hex())
 
 

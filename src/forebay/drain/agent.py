@@ -20,12 +20,14 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
+from forebay.drain.log import BoundedLog
 from forebay.drain.service import Agent
 from forebay.drain.wire import answers, ask
 from forebay.errors import AgentError, ForebayError, FormatError, UsageError
 from forebay.format.messages import (
     AGENT_CONFIG,
     AGENT_LOCK,
+    AGENT_LOG,
     AGENT_SOCKET,
     AgentConfig,
     read_agent_config,
@@ -132,12 +134,15 @@ async def _serve(directory: Path, config: AgentConfig) -> None:
 
 def main(arguments: list[str]) -> int:
     """Entry of ``python -m forebay.drain.agent``: a job's directory, ``--detach`` before it."""
+    detach = arguments[:1] == ["--detach"]
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    if detach:  # standard error is the job's log, which is ours alone
+        handler = BoundedLog(Path(arguments[-1]) / AGENT_LOG, sys.stderr.fileno())
     logging.basicConfig(
         level=logging.INFO,
-        stream=sys.stderr,
+        handlers=[handler],
         format="%(asctime)s %(levelname)s %(message)s",
     )
-    detach = arguments[:1] == ["--detach"]
     if len(arguments) != 1 + detach:
         LOGGER.error("usage: python -m forebay.drain.agent [--detach] JOB_DIRECTORY")
         return 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -10,7 +11,7 @@ from typing import TypeVar
 from forebay.commit.catalog import Catalog
 from forebay.commit.gather import check_records, wait_for_records
 from forebay.commit.publish import Verdict, commit_step, publish
-from forebay.commit.reclaim import apply_keep
+from forebay.commit.reclaim import Reclaimer
 from forebay.config import Keep
 from forebay.drain.job import Snapshot
 from forebay.drain.seal import build_record, put_record
@@ -55,6 +56,8 @@ class Finisher:
         self._durable = durable
         self._local = local
         self._orphaned_s = orphaned_s
+        self._reclaimer = Reclaimer(durable)
+        self._reclaiming = threading.Lock()
 
     async def finish(self, snapshot: Snapshot) -> None:
         """Write the record of a drained snapshot, last of all its objects; then commit."""
@@ -179,13 +182,17 @@ class Finisher:
         if self._config.node == 0 and (keep_last is not None or keep_every is not None):
             keep = Keep(last=keep_last or 1, every=keep_every)
             spared = {snapshot.step for snapshot in self._snapshots.unfinished}
-            await self._tidy(lambda: apply_keep(self._durable, keep, spared))
+            await self._tidy(lambda: self._reclaim(keep, spared))
 
     async def _tidy(self, work: Callable[[], object]) -> None:
         try:
             await self._work.commit(work)
         except (ForebayError, OSError) as error:
             emit("retention.failed", level=40, why=error)
+
+    def _reclaim(self, keep: Keep, spared: set[int]) -> None:
+        with self._reclaiming:  # two commits may end at once
+            self._reclaimer.apply(keep, spared)
 
     def _trim_local(self, local: Store, committed: set[int], busy: set[int]) -> None:
         """Drop local images older than the last two committed steps, the record of each first.

@@ -1,4 +1,4 @@
-"""What an agent must remember past its own death: a file that only grows.
+"""What an agent must remember past its own death: a file that grows, and is written anew at times.
 
 Frames are a 4-byte length, 8 bytes of BLAKE3, and one msgpack message. A torn tail, which a death
 in the middle of an append leaves, ends the replay; whatever it said is done again.
@@ -6,10 +6,11 @@ in the middle of an append leaves, ends the replay; whatever it said is done aga
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,12 +18,16 @@ import msgspec
 
 from forebay.errors import UsageError
 from forebay.format.digests import digest
-from forebay.format.messages import Phase
+from forebay.format.messages import FINAL_PHASES, Phase
 from forebay.format.slot import Layout, Stamp
 from forebay.private import read_own
 from forebay.storage.durable import AppendFile, sync_directory, write_new
 from forebay.watch.events import emit
 
+REMEMBERED = 64
+"""How many snapshots that ended are known, so that none of them begins anew."""
+COMPACT_BYTES = 256 * 2**10
+_GROWTH = 4
 _CHECK_BYTES = 8
 
 
@@ -83,6 +88,14 @@ def key_of(line: Line) -> tuple[int, str]:
     return line.step, line.attempt
 
 
+def still_matter(lines: Sequence[Line]) -> list[Line]:
+    """All lines of what is unfinished, and the last ends, so that nothing ended begins anew."""
+    last = {key_of(line): line.phase for line in lines if isinstance(line, Ended)}
+    ends = [line for line in lines if isinstance(line, Ended) and line.phase in FINAL_PHASES]
+    unfinished = [line for line in lines if last.get(key_of(line)) not in FINAL_PHASES]
+    return [*ends[-REMEMBERED:], *unfinished]
+
+
 _DECODER = msgspec.msgpack.Decoder(Line)
 
 
@@ -111,13 +124,15 @@ def read_journal(data: bytes) -> Iterator[tuple[Line, int]]:
 class Journal:
     """The journal of one job on one node. Each line is durable when ``write`` returns.
 
-    Lines may come from any thread.
+    Lines may come from any thread. At four times what mattered at its last beginning, and not below
+    256 KiB, the file is begun anew with what matters: a run may save for months.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: AppendFile | None = None
         self._good_bytes = 0
+        self._compact_bytes = COMPACT_BYTES
         self._lock = threading.Lock()
 
     def replay(self) -> list[Line]:
@@ -134,14 +149,19 @@ class Journal:
 
     def restart(self, lines: Iterable[Line]) -> None:
         """Begin anew with only the lines that still matter, replacing the file in one step."""
+        with self._lock:
+            self._restart(lines)
+
+    def _restart(self, lines: Iterable[Line]) -> None:
         self.close()
         data = b"".join(map(_frame, lines))
         fresh = self.path.with_suffix(".new")
         fresh.unlink(missing_ok=True)
         write_new(fresh, memoryview(data))
         fresh.replace(self.path)
+        self._good_bytes = len(data)  # at once: what is appended stands behind these bytes
+        self._compact_bytes = max(COMPACT_BYTES, _GROWTH * len(data))
         sync_directory(self.path.parent)
-        self._good_bytes = len(data)
 
     def write(self, line: Line) -> None:
         """Append one line. Raises OSError when the disk refuses; a later line may still be kept."""
@@ -162,6 +182,15 @@ class Journal:
                 self.close()
                 raise
             self._good_bytes += len(frame)
+            if self._good_bytes > self._compact_bytes:
+                self._compact()
+
+    def _compact(self) -> None:
+        """Begin anew with what matters. The line that was just written is durable either way."""
+        self._compact_bytes = _GROWTH * self._good_bytes  # where the disk refuses: not at each line
+        with contextlib.suppress(OSError):
+            lines = [line for line, _ in read_journal(self.path.read_bytes())]
+            self._restart(still_matter(lines))
 
     def close(self) -> None:
         """Close the file."""

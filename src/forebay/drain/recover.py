@@ -7,11 +7,21 @@ import time
 from forebay.drain.drainer import Drainer
 from forebay.drain.finish import Finisher
 from forebay.drain.job import PART_MOVES, Digests, Part, PartState, Snapshot
-from forebay.drain.journal import Accepted, Began, Ended, Journal, Line, Spilled, Uploaded, key_of
+from forebay.drain.journal import (
+    Accepted,
+    Began,
+    Ended,
+    Journal,
+    Line,
+    Spilled,
+    Uploaded,
+    key_of,
+    still_matter,
+)
 from forebay.drain.slots import Slots
-from forebay.drain.snapshots import REMEMBERED, Snapshots
+from forebay.drain.snapshots import Snapshots
 from forebay.drain.work import Work
-from forebay.format.messages import FINAL_PHASES, Phase
+from forebay.format.messages import Phase
 from forebay.watch.events import emit
 
 _READ_TRIES, _READ_WAIT_S = 4, 0.05
@@ -31,7 +41,7 @@ def recover(
     What was noted as spilled or uploaded is not sent again. Raises OSError when arenas cannot be
     looked at.
     """
-    kept = _still_matter(_read(journal))
+    kept = still_matter(_read(journal))
     for line in kept:
         _replay(snapshots, line)
     try:
@@ -66,14 +76,6 @@ def _read(journal: Journal) -> list[Line]:
                 emit("journal.lost", level=40, why=error)
             time.sleep(_READ_WAIT_S)
     return []
-
-
-def _still_matter(lines: list[Line]) -> list[Line]:
-    """All lines of what is unfinished, and the last ends, so that nothing ended begins anew."""
-    last = {key_of(line): line.phase for line in lines if isinstance(line, Ended)}
-    ends = [line for line in lines if isinstance(line, Ended) and line.phase in FINAL_PHASES]
-    unfinished = [line for line in lines if last.get(key_of(line)) not in FINAL_PHASES]
-    return [*ends[-REMEMBERED:], *unfinished]
 
 
 def _replay(snapshots: Snapshots, line: Line) -> None:

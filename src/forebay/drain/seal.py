@@ -22,6 +22,7 @@ from forebay.format.record import (
     write_record,
 )
 from forebay.format.slices import Box, Slice, TensorKey
+from forebay.storage.reread import read_checked
 from forebay.storage.store import Store
 
 
@@ -95,7 +96,8 @@ def put_record(store: Store, record: Record) -> None:
     try:
         store.put(key, write_record(record))
     except ConflictError:
-        there = read_record(store.get(key, max_bytes=MAX_RECORD_BYTES), f"{store.url}/{key}")
+        where = f"{store.url}/{key}"
+        there = read_checked(store, key, MAX_RECORD_BYTES, lambda data: read_record(data, where))
         if _content(there) != _content(record):
             raise
 

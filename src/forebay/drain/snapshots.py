@@ -6,13 +6,12 @@ import time
 from collections.abc import Callable
 
 from forebay.drain.job import Part, Snapshot
-from forebay.drain.journal import Ended, Journal, Line
+from forebay.drain.journal import REMEMBERED, Ended, Journal, Line
 from forebay.drain.slots import Slots
 from forebay.errors import ForebayError, IncompleteError, StoreError
 from forebay.format.messages import Phase
 from forebay.watch.events import emit
 
-REMEMBERED = 64
 _LONGEST_DETAIL = 2000  # characters: all that are remembered go into one frame
 _ORDER = (Phase.STAGED, Phase.LOCAL, Phase.UPLOADING, Phase.SEALED)
 

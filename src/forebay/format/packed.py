@@ -18,8 +18,11 @@ class _Head(msgspec.Struct):
 
 
 def pack(data: bytes) -> bytes:
-    """``data`` as one zstd frame that states its size."""
-    return zstandard.ZstdCompressor(level=3).compress(data)
+    """``data`` as one zstd frame that states its size and ends in a checksum.
+
+    A commit vouches for a record that it has read: what was wrong on the way must not pass.
+    """
+    return zstandard.ZstdCompressor(level=3, write_checksum=True).compress(data)
 
 
 def unpack(data: bytes, limit: int, name: str) -> bytes:
@@ -28,7 +31,7 @@ def unpack(data: bytes, limit: int, name: str) -> bytes:
         size = zstandard.frame_content_size(data)
         if size < 0 or size > limit or size > len(data) * _MOST_EXPANSION:
             raise FormatError(f"{name}: {len(data)} bytes claim to hold {size}, limit {limit}")
-        return zstandard.ZstdDecompressor().decompress(data)
+        return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FormatError(f"{name}: not a zstd frame: {error}") from None
 

@@ -19,7 +19,8 @@ class Patience:
     """Waits between tries: each drawn below a bound that doubles (full jitter), until a deadline.
 
     Progress moves the deadline and starts the waits anew: what goes on, however slowly, is not
-    given up; what stands still is, ``limit_s`` after it stood still. For one thread at a time.
+    given up; what stands still is, ``limit_s`` after it stood still, but not before ``least_tries``
+    failed: one try may take that long alone. For one thread at a time.
     """
 
     def __init__(
@@ -27,11 +28,13 @@ class Patience:
         limit_s: float,
         *,
         longest_s: float = LONGEST_WAIT_S,
+        least_tries: int = 1,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
     ) -> None:
         self.limit_s = limit_s
         self._longest_s = longest_s
+        self._least_tries = least_tries
         self._clock = clock
         self._draw = draw
         self.progressed()
@@ -40,10 +43,14 @@ class Patience:
         """Something came through."""
         self._deadline = self._clock() + self.limit_s
         self._bound_s = FIRST_WAIT_S
+        self._failed = 0
 
     def next_wait_s(self) -> float | None:
         """How long to wait before the next try; None when the deadline has come."""
+        self._failed += 1
         left_s = self._deadline - self._clock()
+        if self._failed < self._least_tries:
+            left_s = max(left_s, FIRST_WAIT_S)
         if left_s <= 0:
             return None
         wait_s = self._bound_s * (0.5 + 0.5 * self._draw())

@@ -185,7 +185,12 @@ class RemoteStore(Store):
                     emit("store.retry", level=30, why=error)
                 raise
 
-        return Patience(self._patience_s).again(once)
+        return self._patience().again(once)
+
+    def _patience(self) -> Patience:
+        """For one call: whoever waits for as long as a request may hang is not failed by one."""
+        tries = 2 if self._patience_s >= _REQUEST_S else 1
+        return Patience(self._patience_s, least_tries=tries)
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -227,26 +232,26 @@ class RemoteStore(Store):
                 part.cancel()
 
     def _range(self, key: str, start: int, into: memoryview) -> None:
-        def read() -> obstore.Bytes | None:
+        what, end = f"read of bytes {start} to {start + into.nbytes}", start + into.nbytes
+
+        def read() -> obstore.Bytes:
             try:
-                return obstore.get_range(self._client, key, start=start, length=into.nbytes)
+                data = obstore.get_range(self._client, key, start=start, length=into.nbytes)
+                if len(data) == into.nbytes:
+                    return data
             except obs.BaseError as error:
-                if replies.status_of(str(error)) == _PAST_THE_END or _PAST_TEXT in str(error):
-                    return None
-                raise
+                if replies.status_of(str(error)) != _PAST_THE_END and _PAST_TEXT not in str(error):
+                    raise
+            size = self._headed(key)["size"]
+            if size >= end:
+                raise StoreError(f"{self.url}/{key}: {what}: the answer was cut short")
+            raise DamagedError(
+                f"{self.url}/{key}: expected at least {end} bytes, found {size}: use another tier "
+                "or an older checkpoint"
+            )
 
         with self._reading:
-            data = self._again(key, f"read of bytes {start} to {start + into.nbytes}", read)
-            if data is not None and len(data) == into.nbytes:
-                into[:] = memoryview(data)
-                return
-        info = self.head(key)
-        if info is None:
-            raise NotFoundError(f"{self.url}/{key}: no such object")
-        raise DamagedError(
-            f"{self.url}/{key}: expected at least {start + into.nbytes} bytes, found {info.size}: "
-            "use another tier or an older checkpoint"
-        )
+            into[:] = memoryview(self._again(key, what, read))
 
     def head(self, key: str) -> ObjectInfo | None:
         meta = self._meta(check_key(key))
@@ -306,7 +311,7 @@ class RemoteStore(Store):
     def _create(self, key: str, data: bytes) -> tuple[CreateOutcome, StoreError | None]:
         """The outcome, and why it is unknown where it is."""
         check_key(key)
-        patience = Patience(self._patience_s)
+        patience = self._patience()
         failure: StoreError | None = None
         doubtful = False
         while True:

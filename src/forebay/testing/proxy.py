@@ -40,6 +40,8 @@ _Do = Literal[
     "reset_request",
     "reset_reply",
     "lose_reply",
+    "short",
+    "corrupt",
     "slow",
     "hang",
     "stale_list",
@@ -58,6 +60,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         reset_request  reset after ``at_bytes`` of the request's body; nothing is forwarded
         reset_reply    forward, reset after ``at_bytes`` of the reply's body (0: before its head)
         lose_reply     forward, wait for the whole reply, reset: the write landed, nobody knows
+        short          forward; the reply's body ends after ``at_bytes`` and says that this is all
+        corrupt        forward; a bit of the reply's body differs, at ``at_bytes`` modulo its size
         slow           bodies of request and reply pass at ``bytes_per_s`` each
         hang           hold for ``seconds``, then forward; 0: until the proxy closes
         stale_list     a list gets the first reply ever seen for the same path and query
@@ -316,6 +320,17 @@ class FaultProxy:
     def translate(self, headers: CIMultiDict[str]) -> None:
         """Change the headers of a request before it is forwarded; to be overridden."""
 
+    async def _spoilt(self, upstream: aiohttp.ClientResponse, seen: Seen, fault: Fault) -> _Reply:
+        """A reply that is whole by its length, and not what the server said."""
+        body = bytearray(await upstream.read())
+        if fault.do == "short":
+            del body[fault.at_bytes :]
+        elif body:
+            body[fault.at_bytes % len(body)] ^= 1
+        headers = _headers(upstream.raw_headers, *_HOP_BY_HOP, "content-length")
+        seen.done(upstream.status)
+        return web.Response(status=upstream.status, headers=headers, body=bytes(body))
+
     async def _forward(self, request: _Request, seen: Seen, fault: Fault) -> _Reply:
         """Send the request on, and the reply back."""
         given = _headers(request.raw_headers, "transfer-encoding")
@@ -337,6 +352,8 @@ class FaultProxy:
                 await upstream.read()
             if cut_at == 0:
                 return _cut(request, seen)
+            if fault.do in {"short", "corrupt"} and request.method != "HEAD":
+                return await self._spoilt(upstream, seen, fault)
             headers = _headers(upstream.raw_headers, *_HOP_BY_HOP)
             reply = _Reply(status=upstream.status, reason=upstream.reason, headers=headers)
             if not request.content.at_eof():  # answered early: what is left is not the next request

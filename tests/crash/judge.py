@@ -13,6 +13,7 @@ from forebay.commit.publish import commit_step, finish
 from forebay.commit.reclaim import apply_keep
 from forebay.commit.verify import Finding, verify_step
 from forebay.config import Keep
+from forebay.drain.spill import write_image
 from forebay.errors import ConflictError, ForebayError
 from forebay.format import names
 from forebay.format.record import MAX_RECORD_BYTES, Record, read_record
@@ -37,7 +38,9 @@ class Kept(DirectoryStore):
     def put(self, key: str, data: bytes | memoryview) -> None:
         if key.endswith(".safetensors"):
             self.shards[key] = bytes(data)
-        super().put(key, data)
+            write_image(self, key, memoryview(data), on_progress=lambda _: None)
+        else:
+            super().put(key, data)
 
 
 def ranks_of(step: int, attempt: str) -> list[dict[int, Rank]]:

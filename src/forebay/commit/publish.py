@@ -79,6 +79,8 @@ def publish(
         state=state,
         records=[one.ref for one in checked.gathered],
     )
+    for one in checked.gathered:
+        store.settle(one.ref.key)  # a record can be seen before its node has flushed its name
     outcome = store.create(key, write_manifest(manifest))
     if outcome is CreateOutcome.COMMITTED:
         return Verdict.COMMITTED, manifest
@@ -142,6 +144,7 @@ def finish(store: Store, step: int, attempt: str | None = None) -> tuple[Verdict
     """
     catalog = Catalog(store)
     if step in catalog.steps():
+        store.settle(names.manifest_key(step))
         manifest = catalog.manifest(step)
         if attempt in (None, manifest.attempt):
             return Verdict.SAME, manifest

@@ -167,6 +167,7 @@ class Finisher:
                 )
             self._work.nap(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        self._durable.settle(key)  # node 0 may not have come to that yet
         there = Catalog(self._durable).manifest(step)
         if there.attempt != attempt:
             raise ConflictError(_lost(step, attempt, there.attempt))

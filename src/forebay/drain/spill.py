@@ -44,6 +44,7 @@ def write_image(
     other bytes stand under the key, StoreError when the tier fails.
     """
     if _there(store, key, view):
+        store.settle(key)
         on_progress(view.nbytes)
         return
     try:

@@ -208,6 +208,15 @@ class DirectoryStore(Store):
         self._guard(known)
         durable.make_directories(path.parent, self.root, self._settled)
 
+    def settle(self, key: str) -> None:
+        directory = self._path(key).parent
+        self._guard(directory)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                durable.sync_directory(directory)
+        except OSError as error:
+            raise store_error(error, f"{directory}: cannot be flushed") from error
+
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         check_prefix(prefix)
         self._guard(self.root / prefix)

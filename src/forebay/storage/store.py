@@ -164,6 +164,13 @@ class Store(abc.ABC):
     def delete(self, key: str) -> bool:
         """Remove an object; False when there was none. Durable on return."""
 
+    def settle(self, key: str) -> None:  # noqa: B027 - nothing to do in most stores
+        """An object that was seen is durable on return, whoever wrote it and lives no more.
+
+        Where a file can be seen before its name is durable. Raises StoreError; one that is gone by
+        now is none.
+        """
+
     def sweep(self, prefix: str, *, older_than_s: float) -> int:
         """Remove what writers that died left unfinished below ``prefix``; how many there were.
 

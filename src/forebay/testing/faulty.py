@@ -195,6 +195,9 @@ class FaultyStore(Store):
         self._after(rule, key)
         return gone
 
+    def settle(self, key: str) -> None:
+        self.inner.settle(key)
+
     def sweep(self, prefix: str, *, older_than_s: float) -> int:
         return self.inner.sweep(prefix, older_than_s=older_than_s)
 

@@ -14,8 +14,9 @@ from forebay.format.digests import digest
 from forebay.format.manifest import MAX_MANIFEST_BYTES, Manifest, Ref, read_manifest
 from forebay.format.packed import pack, unpack
 from forebay.format.record import MAX_RECORD_BYTES, Record, Stored, read_record
-from forebay.storage.reread import read_checked
+from forebay.storage.reread import TRIES, read_checked
 from forebay.storage.store import Store
+from forebay.watch.events import emit
 
 MAX_TREE_BYTES = 1 << 30
 _READ_AHEAD_BYTES = 1 << 16
@@ -133,13 +134,26 @@ class Catalog:
 
         where = f"{self.store.url}/{manifest.index.key}"
         if fqns is None:
-            source: bytes | io.BufferedReader = self.checked(manifest.index, 1 << 34)
+            found = read_index(self.checked(manifest.index, 1 << 34), None, where)
         else:
-            raw = ObjectFile(self.store, manifest.index)
-            source = io.BufferedReader(raw, _READ_AHEAD_BYTES)
-        for stored in read_index(source, fqns, where):
+            found = iter(self._parts_of_index(manifest, fqns, where))
+        for stored in found:
             names.require_within(stored.key, manifest.step, manifest.attempt)
             yield stored
+
+    def _parts_of_index(self, manifest: Manifest, fqns: Sequence[str], where: str) -> list[Stored]:
+        """As ``read_checked`` has it: what was wrong on the way is read anew."""
+        from forebay.format.index import read_index
+
+        for left in reversed(range(TRIES)):
+            raw = ObjectFile(self.store, manifest.index)
+            try:
+                return list(read_index(io.BufferedReader(raw, _READ_AHEAD_BYTES), fqns, where))
+            except DamagedError as error:
+                if not left:
+                    raise
+                emit("store.reread", level=30, why=error)
+        raise AssertionError
 
     def unfinished(self) -> list[Unfinished]:
         """Attempts without a manifest of their own, oldest step first."""

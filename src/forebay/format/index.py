@@ -69,6 +69,7 @@ def write_index(stored: Iterable[Stored]) -> bytes:
         compression="zstd",
         use_dictionary=["fqn", "dtype", "file"],
         write_statistics=["fqn"],
+        write_page_checksum=True,
     )
     return sink.getvalue()
 
@@ -82,7 +83,10 @@ def read_index(
     """
     wanted = None if fqns is None else sorted(set(fqns))
     try:
-        file = pq.ParquetFile(pa.BufferReader(source) if isinstance(source, bytes) else source)
+        file = pq.ParquetFile(
+            pa.BufferReader(source) if isinstance(source, bytes) else source,
+            page_checksum_verification=True,  # a part that is read has no other digest
+        )
         if (file.schema_arrow.metadata or {}).get(b"forebay.index") != INDEX_VERSION:
             raise FormatError(f"{name}: not an index of version 1")
         if file.schema_arrow.names != SCHEMA.names:

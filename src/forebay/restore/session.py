@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from forebay.format import tree
 from forebay.format.manifest import Manifest
 from forebay.format.record import Record, Stored, stored_slices
 from forebay.format.slices import TensorKey
+from forebay.restore.buffers import Buffers
 from forebay.restore.fetch import Fetched, fetch
 from forebay.restore.fill import Binder
 from forebay.restore.reads import Want, plan_reads
@@ -92,7 +92,7 @@ class Session:
         """Read and verify every byte the target needs. Raises DamagedError, MismatchError."""
         wants = self._binder.wants
         plan = plan_reads(wants, self._slices(wants))
-        self._fetched = fetch(plan, self._sources, allocate=_allocate)
+        self._fetched = fetch(plan, self._sources, allocate=Buffers().take)
         self._binder.check_ties(self._fetched.buffers)
 
     def apply(self) -> RestoreReport:
@@ -157,8 +157,3 @@ class Session:
 def _covered(want: Want, stored: list[Stored]) -> bool:
     met = (want.box.meet(s.slice.box) for s in stored)
     return sum(box.elements for box in met if box is not None) == want.box.elements
-
-
-def _allocate(nbytes: int) -> memoryview:
-    """Page-aligned memory that the system hands out as it is touched."""
-    return memoryview(mmap.mmap(-1, max(nbytes, 1)))[:nbytes]

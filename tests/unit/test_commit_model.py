@@ -11,7 +11,7 @@ import pytest
 
 MODEL = Path(__file__).parents[2] / "spec" / "commit.pml"
 COMPILER = shutil.which("gcc") or shutil.which("cc")
-LIMIT_S = 150
+LIMIT_S = 400
 SAFE = ("-DSAFETY",), ("-N", "complete_or_absent")
 LIVE = ("-DNFAIR=3",), ("-a", "-f", "-N", "committed")  # NFAIR: room for more than 6 processes
 ENDS = ("-DSAFETY", "-DNOCLAIM"), ()  # Spin looks for states that cannot go on without a claim only

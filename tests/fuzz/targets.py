@@ -23,8 +23,8 @@ from forebay.commit.catalog import unpack_entries
 from forebay.doctor.listener import Listener
 from forebay.doctor.peer import _Session
 from forebay.drain.cadence import read_word
-from forebay.drain.journal import _CHECK_BYTES, Journal, read_journal
-from forebay.drain.recover import _replay, _still_matter
+from forebay.drain.journal import _CHECK_BYTES, Journal, read_journal, still_matter
+from forebay.drain.recover import _replay
 from forebay.drain.slots import Slots, check_ticket
 from forebay.drain.snapshots import Snapshots
 from forebay.errors import DeadlineError, FormatError, StoreError
@@ -134,7 +134,7 @@ def journal(data: bytes) -> None:
     """One line after another in whole frames, replayed as the next agent does it."""
     known = Snapshots(node=0, slots=_SLOTS, journal=_JOURNAL, tell=lambda _: None)
     whole = _framed(_ACCEPTED) + _framed(data) + _framed(data)
-    for line in _still_matter([line for line, _ in read_journal(whole)]):
+    for line in still_matter([line for line, _ in read_journal(whole)]):
         _replay(known, line)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,28 @@ def test_a_failed_append_hides_no_later_line(
 def test_it_lies_on_the_local_tier_where_there_is_one(tmp_path: Path) -> None:
     assert journal_path(tmp_path / "job", None) == tmp_path / "job" / "journal"
     assert journal_path(tmp_path / "job", tmp_path / "home") == tmp_path / "home" / "journal"
+
+
+def test_a_hidden_name_that_stays_makes_no_journal_that_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    unlink = os.unlink
+
+    def refuse(name: str | Path, **more: object) -> None:
+        if ".journal.new" in str(name):
+            raise OSError(5, "refused")
+        unlink(name, **more)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.unlink", refuse)
+        again = Journal(path)
+        with pytest.raises(OSError, match="hidden name"):
+            again.restart(again.replay()[:1])
+    again.write(lines()[0])
+    again.close()
+    assert Journal(path).replay() == [*lines(), lines()[0]]
 
 
 def test_a_torn_tail_that_cannot_be_cut_hides_no_later_line(

@@ -7,6 +7,7 @@ in the middle of an append leaves, ends the replay; whatever it said is done aga
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import threading
@@ -158,6 +159,8 @@ class Journal:
         fresh = self.path.with_suffix(".new")
         fresh.unlink(missing_ok=True)
         write_new(fresh, memoryview(data))
+        if fresh.stat().st_nlink > 1:  # `replay` would refuse it as planted
+            raise OSError(errno.EIO, "its hidden name cannot be taken away", str(fresh))
         fresh.replace(self.path)
         self._good_bytes = len(data)  # at once: what is appended stands behind these bytes
         self._compact_bytes = max(COMPACT_BYTES, _GROWTH * len(data))

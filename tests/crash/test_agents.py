@@ -229,7 +229,7 @@ async def goes_on(site: Site, state: State, shards: Shards) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("most", "every"), [(64, 40), pytest.param(4096, 1, marks=pytest.mark.soak)]
+    ("most", "every"), [(32, 60), pytest.param(4096, 1, marks=pytest.mark.soak)]
 )
 def test_power_cuts_of_real_agents(
     memory: Path, monkeypatch: pytest.MonkeyPatch, most: int, every: int
@@ -254,5 +254,5 @@ def test_power_cuts_of_real_agents(
         f"({count.sampled} sampled), {count.states} states, {count.distinct} differ, "
         f"{gone_on} gone on from, 0 violations"
     )
-    assert count.distinct > 500
-    assert gone_on > 10
+    assert count.distinct > 400
+    assert gone_on > 5

@@ -43,6 +43,7 @@ class Scene:
         self.root = memory / name
         self.root.mkdir()
         self.shards: Shards = {}
+        self.told = ""
 
     def store(self) -> Kept:
         return Kept(self.root / "run", self.shards)
@@ -61,7 +62,7 @@ class Scene:
                 wrong += is_mended(store, store.shards, again, NEXT_STEP)
             assert not wrong, f"{wrong}\nafter {state.at} operations; {state.lost}; {state.marks}"
             shutil.rmtree(place)
-        print(
+        self.told = (
             f"{len(recording.operations)} operations, {count.prefixes} prefixes "
             f"({count.sampled} sampled), {count.states} states, {count.distinct} differ, "
             f"{mended} gone on from, 0 violations"
@@ -78,6 +79,7 @@ def test_a_save_by_two_nodes(memory: Path, every: int) -> None:
         save(scene.store(), 2, A)
         recorder.mark(f"{COMMITTED} 2")
     count = scene.hold(recorder.recording, [(1, A), (2, A)], every)
+    print(scene.told)
     assert count.sampled == 0
 
 
@@ -128,6 +130,7 @@ def test_two_nodes_at_once(memory: Path, every: int) -> None:
         commit_step(scene.store(), 2, A, nodes=NODES, timeout_s=60)
         recorder.mark(f"{COMMITTED} 2")
     count = scene.hold(recorder.recording, [(2, A)], every)
+    print(scene.told)
     assert count.distinct > 100
 
 
@@ -248,6 +251,7 @@ def test_a_delete(memory: Path, every: int) -> None:
             recorder.mark(f"{DELETING} {step}")
             delete_step(scene.store(), step)
     scene.hold(recorder.recording, [], every)
+    print(scene.told)
 
 
 class Turns(Kept):

@@ -26,7 +26,7 @@ from tests.process.strace import Point
 ERRORS = ("EIO", "ENOSPC", "EINTR")
 FAILING = ("openat", "write", "pwrite64", "fsync", "fdatasync", "link", "linkat", "rename")
 RARE = ("mkdir", "unlink", "unlinkat", "truncate", "bind", "chmod", "rmdir")
-SAMPLE_S = 30.0
+SAMPLE_S = 10.0
 SAMPLE_POINTS = 20
 ALL_POINTS = 250
 

@@ -15,7 +15,7 @@ from tests.process.agents import Agents
 from tests.process.course import Course, record
 from tests.process.strace import Point
 
-SAMPLE_S = 50.0
+SAMPLE_S = 15.0
 SAMPLE_POINTS = 20
 ALL_POINTS = 120
 

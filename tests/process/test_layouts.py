@@ -13,7 +13,7 @@ from tests.process.conftest import Ranks
 WORLDS = (1, 2, 3, 5, 7)
 
 
-@pytest.mark.parametrize("layout", ["fsdp", "fsdp_tp"])
+@pytest.mark.parametrize("layout", [pytest.param("fsdp", marks=pytest.mark.soak), "fsdp_tp"])
 def test_saved_on_four_ranks_restores_on_any_number(
     layout: str, tmp_path: Path, start_ranks: Callable[..., Ranks]
 ) -> None:

@@ -240,7 +240,16 @@ def _plant(path: Path, how: str, victim: Path) -> None:
         os.chown(path, NOBODY, NOBODY)
 
 
-@pytest.mark.parametrize("how", ["symlink", "hard link", "pipe", "foreign file"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "symlink",
+        *(
+            pytest.param(how, marks=pytest.mark.soak)
+            for how in ("hard link", "pipe", "foreign file")
+        ),
+    ],
+)
 def test_names_that_were_planted_are_refused_or_not_followed(
     tmp_path: Path, sticky: Path, start_ranks: Callable[..., Ranks], how: str, runtime: Path
 ) -> None:

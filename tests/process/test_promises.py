@@ -526,29 +526,6 @@ def test_a_copy_that_fails_gives_its_slot_back(
     assert forebay.open(tmp_path / "run").steps() == [4]
 
 
-def test_hundreds_of_saves_keep_everything_flat(tmp_path: Path, runtime: Path) -> None:
-    state = {"w": torch.ones(100), "rng": forebay.per_rank(forebay.rng())}
-
-    def count(pid: int | str, what: str) -> int:
-        return len(list(Path(f"/proc/{pid}/{what}").iterdir()))
-
-    with forebay.Checkpointer(tmp_path / "run", keep=forebay.Keep(last=2)) as checkpointer:
-        for step in range(20):
-            checkpointer.save(step, state).wait("durable", TIMEOUT_S)
-        (pid,) = agent_pids(runtime)
-        before = {who: count(who, "fd") for who in ("self", pid)}
-        threads, files = count("self", "task"), len(list(runtime.rglob("*")))
-        for step in range(20, 320):
-            checkpointer.save(step, state).wait("durable", TIMEOUT_S)
-        for who, most in before.items():  # retention may still have a directory open
-            poll(lambda who=who, most=most: count(who, "fd") <= most, f"{who} to close files")
-        assert count("self", "task") <= threads
-        assert count(pid, "task") <= AGENT_THREADS
-        assert len(list(runtime.rglob("*"))) == files
-        assert len(checkpointer._ledger._lines) <= 260
-    assert forebay.open(tmp_path / "run").steps()[-1] == 319
-
-
 def test_names_in_shared_memory_that_somebody_removed(tmp_path: Path, runtime: Path) -> None:
     """The mappings live on; only the names are gone. systemd's RemoveIPC does this at a logout."""
     state = {"w": torch.zeros(1000)}

@@ -484,10 +484,10 @@ def told(counts: Counter[str]) -> str:
 
 
 def test_any_order_of_everything(places: Callable[[], tuple[Path, Path]]) -> None:
-    counts = live(places, 24, 30, derandomize=True)
+    counts = live(places, 14, 30, derandomize=True)
     print(told(counts))
-    assert counts["sequences"] >= 20
-    assert counts["rules"] >= 300
+    assert counts["sequences"] >= 10
+    assert counts["rules"] >= 150
     assert counts["durable"] >= 30
 
 

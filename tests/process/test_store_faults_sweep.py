@@ -112,8 +112,8 @@ def sampled(todo: list[Case], every: int) -> list[Case]:
 @pytest.mark.parametrize(
     ("how", "every"),
     [
-        ("whole", 11),
-        ("in parts", 31),
+        ("whole", 22),
+        ("in parts", 62),
         pytest.param("whole", 1, marks=pytest.mark.soak),
         pytest.param("in parts", 1, marks=pytest.mark.soak),
     ],
@@ -145,7 +145,7 @@ def report(
 # -- a commit that another committer left before its manifest --------------------------------------
 
 
-@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("every", [18, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_commit_that_is_finished_through_every_fault(
     server: str, tmp_path: Path, every: int
 ) -> None:
@@ -201,7 +201,7 @@ def restored(store: RemoteStore, state: dict[str, Any], home: Path, rank: int) -
     return manifest.step
 
 
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_restore_through_every_fault(server: str, tmp_path: Path, every: int) -> None:
     nbytes, run, home = 150_000, secrets.token_hex(6), tmp_path / "none"
     home.mkdir()

@@ -94,6 +94,7 @@ def all_points(
     ]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_sample_of_all_calls_fails(
     tmp_path: Path,

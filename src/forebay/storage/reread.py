@@ -9,7 +9,7 @@ from forebay.errors import DamagedError
 from forebay.storage.store import Store
 from forebay.watch.events import emit
 
-TRIES = 3
+TRIES = 4
 
 _T = TypeVar("_T")
 

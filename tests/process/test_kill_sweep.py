@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import shutil
@@ -53,16 +52,23 @@ def sweep(
     return killed, violations
 
 
+def all_points(
+    tmp_path: Path, shared: Path, agents: Agents, traced_calls: list[str]
+) -> list[tuple[Point, bool]]:
+    """Every call of an undisturbed run, with the calls in one order and without."""
+    return [
+        (point, ordered)
+        for ordered in (True, False)
+        for point in record(tmp_path / f"record-{ordered}", shared, agents, traced_calls, ordered)
+    ]
+
+
 @pytest.mark.timeout(900)
 def test_killed_at_a_sample_of_all_calls(
     tmp_path: Path, shared: Path, agents: Agents, traced_calls: list[str]
 ) -> None:
     seed = int(os.environ.get("FOREBAY_KILL_SEED", "1"))
-    points = [
-        (point, ordered)
-        for ordered in (True, False)
-        for point in record(tmp_path / f"record-{ordered}", shared, agents, traced_calls, ordered)
-    ]
+    points = all_points(tmp_path, shared, agents, traced_calls)
     random.Random(seed).shuffle(points)
     # every call once first, then the others as far as the time goes
     first = {point.call: (point, ordered) for point, ordered in reversed(points)}
@@ -80,15 +86,7 @@ def test_killed_at_a_sample_of_all_calls(
 def test_killed_at_every_call(
     tmp_path: Path, shared: Path, agents: Agents, traced_calls: list[str]
 ) -> None:
-    points = list(
-        itertools.chain.from_iterable(
-            (
-                (point, ordered)
-                for point in record(tmp_path / f"{ordered}", shared, agents, traced_calls, ordered)
-            )
-            for ordered in (True, False)
-        )
-    )
+    points = all_points(tmp_path, shared, agents, traced_calls)
     killed, violations = sweep(tmp_path, shared, agents, points)
     print(f"kill points: {killed} of {len(points)}, violations: {len(violations)}")
     assert not violations, "\n".join(violations)

@@ -19,6 +19,7 @@ import pytest
 
 import forebay
 from forebay.format.messages import Phase
+from tests.disks import small_disk
 from tests.process.agents import Agents
 from tests.process.course import Course, record
 from tests.process.strace import Point
@@ -145,23 +146,6 @@ def test_writes_that_are_short(
         course.end()
 
 
-@contextlib.contextmanager
-def mounted(path: Path, size: str) -> Iterator[Path]:
-    """A real filesystem of this size."""
-    path.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "tmpfs", str(path)],
-        check=False,
-        capture_output=True,
-    )
-    if made.returncode:
-        pytest.skip("mounting a tmpfs needs a privilege this user lacks")
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", str(path)], check=True)
-
-
 def disturbed(course: Course, says: str) -> None:
     """The course while its durable tier refuses: each step ends with one line, nothing hangs."""
     assert course.drive(course.start())
@@ -178,7 +162,7 @@ def test_a_durable_disk_that_is_full(
     shared: Path,
     agents: Agents,
 ) -> None:
-    with mounted(tmp_path / "small", "256k") as small:
+    with small_disk(tmp_path / "small", "256k") as small:
         (small / "run").mkdir()
         ballast = small / "ballast"
         ballast.write_bytes(bytes(200 * 2**10))
@@ -199,7 +183,7 @@ def test_a_durable_disk_that_turns_read_only(
     shared: Path,
     agents: Agents,
 ) -> None:
-    with mounted(tmp_path / "small", "4m") as small:
+    with small_disk(tmp_path / "small", "4m") as small:
         (small / "run").mkdir()
         course = Course(tmp_path / "ro", shared, agents, store_timeout_s=1.0)
         try:
@@ -250,7 +234,7 @@ def test_an_agent_short_of_descriptors(
 @pytest.fixture
 def narrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A runtime directory of 3 MiB."""
-    with mounted(tmp_path / "narrow", "3m") as path:
+    with small_disk(tmp_path / "narrow", "3m") as path:
         monkeypatch.setenv("FOREBAY_RUNTIME_DIR", str(path / "runtime"))
         monkeypatch.setenv("FOREBAY_AGENT_LINGER_S", "0")
         yield path

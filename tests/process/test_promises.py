@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 import forebay
 from forebay.drain.agent import ask
 from forebay.format.messages import AskStatus, StatusReply
+from tests import disks
 from tests.process.conftest import (
     Faults,
     Ranks,
@@ -251,16 +251,8 @@ def test_nothing_is_left_behind(tmp_path: Path, runtime: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real filesystem of 4 MB."""
-    mount = tmp_path / "small"
-    mount.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(mount)], check=False
-    )
-    if made.returncode:
-        pytest.skip("mounting a tmpfs needs a privilege this user lacks")
-    yield mount
-    subprocess.run(["umount", str(mount)], check=True)
+    with disks.small_disk(tmp_path / "small", "4m") as path:
+        yield path
 
 
 def test_full_durable_disk(small_disk: Path) -> None:

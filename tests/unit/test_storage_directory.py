@@ -17,6 +17,7 @@ from forebay.storage.address import open_store
 from forebay.storage.directory import DirectoryStore
 from forebay.storage.store import CreateOutcome
 from forebay.testing.store import page_aligned
+from tests import disks
 
 MEGABYTE = 2**20
 
@@ -28,20 +29,8 @@ def store(tmp_path: Path) -> DirectoryStore:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 8 MiB."""
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(mount)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command")
-    if done.returncode:
-        pytest.skip(f"mounting a small tmpfs is not permitted: {done.stderr.strip()}")
-    try:
-        yield mount
-    finally:
-        subprocess.run(["umount", str(mount)], timeout=30, check=True)
+    with disks.small_disk(tmp_path / "disk", "8m") as path:
+        yield path
 
 
 def names_in(directory: Path) -> list[str]:

@@ -10,7 +10,11 @@
  *   TRUST_LOST_REPLY   a lost reply is a failure, and its attempt's objects are cleaned away
  *   EXISTS_IS_OURS     "there is one already" is success, whoever's it is
  *   GIVE_UP            a lost reply is never tried again (breaks liveness only)
- * LATE_COMMITTER drops an assumption instead: see the deleter.
+ *   NO_WITHDRAWAL      a committer does not look whether the step was deleted meanwhile
+ *   NO_LAST_LOOK       a deleter does not look whether the step was committed meanwhile
+ *
+ * QUIET lets a deleter begin only while nobody commits the step: then nothing half is seen at any
+ * moment. Without it, a manifest may stand for moments whose data is going, but not in the end.
  */
 
 #ifndef N
@@ -43,22 +47,25 @@ byte shards[3], records[3];
 bool index[3];		/* the index and the state: written, named and deleted alike */
 byte manifest = NONE;	/* whose manifest stands: the one key that attempts share */
 
-byte made = NONE;	/* whose manifest was ever made: stays when it is deleted */
+byte made = 0;		/* whose manifests were ever made, as bits: stays when they are deleted */
 byte flight[2];		/* creates whose sender has given up waiting and that may still land */
 bool busy[2];		/* a committer is between its first look and its verdict */
 bool crashed = false;	/* the first start of the job has ended: there may be a second one */
-bool begun = false;	/* the deleter has begun */
+byte victim = NONE;	/* whose manifest the deleter took, once it has begun */
+bool looked = false;	/* and has had its last look */
+bool deleted = false;	/* and is done */
+bool twice = false;	/* a second thing went wrong behind it: see docs/commit-model.md */
 byte kills = KILLS, losses = LOSSES;
 
-/* Only inside atomic. A manifest is made once for a step, and never replaced. */
+/* Only inside atomic. A manifest is never replaced, and made anew only when a deleter took it. */
 inline land(whose) {
 #ifdef OVERWRITE
-	assert(made == NONE);
+	assert(manifest == NONE);
 	manifest = whose;
-	made = whose
+	made = made | BIT(whose)
 #else
 	if
-	:: manifest == NONE -> assert(made == NONE); manifest = whose; made = whose
+	:: manifest == NONE -> assert(!made || victim); manifest = whose; made = made | BIT(whose)
 	:: else
 	fi
 #endif
@@ -66,6 +73,8 @@ inline land(whose) {
 
 /* An alternative of a choice: death here, and a new start from what the store holds. */
 #define DEATH	atomic { kills > 0 -> kills--; goto start }
+/* The same where what was made may have to be taken back, and nobody is left to do it. */
+#define LATE_DEATH	atomic { kills > 0 -> kills--; twice = twice || looked; goto start }
 
 /* A node of an attempt: shard, then record. After a death, even one right after the record, it does
  * all of it again: the same bytes under the same names. A node of the first start may also be lost
@@ -79,10 +88,11 @@ end_start:
 	:: LOST_NODE
 	fi;
 	if
-	:: records[a] = records[a] | BIT(n)
+	:: atomic { records[a] = records[a] | BIT(n); twice = twice || victim == a }
 	:: LOST_NODE
 	:: DEATH
-	:: atomic { kills > 0 -> kills--; records[a] = records[a] | BIT(n); goto start }
+	:: atomic { kills > 0 -> kills--; records[a] = records[a] | BIT(n);
+		twice = twice || victim == a; goto start }
 	fi;
 lost:
 	skip
@@ -104,10 +114,10 @@ start:
 	 * No try begins behind a deleter: a step that is not newer than the newest is left alone. */
 end_pick:
 	if
-	:: atomic { !begun && records[1] && patience > 0 -> patience--; a = 1; busy[c] = true }
-	:: atomic { !begun && records[2] && patience > 0 -> patience--; a = 2; busy[c] = true }
-	:: atomic { !begun && records[1] == ALL -> a = 1; busy[c] = true }
-	:: atomic { !begun && records[2] == ALL -> a = 2; busy[c] = true }
+	:: atomic { !victim && records[1] && patience > 0 -> patience--; a = 1; busy[c] = true }
+	:: atomic { !victim && records[2] && patience > 0 -> patience--; a = 2; busy[c] = true }
+	:: atomic { !victim && records[1] == ALL -> a = 1; busy[c] = true }
+	:: atomic { !victim && records[2] == ALL -> a = 2; busy[c] = true }
 	fi;
 
 	/* Nodes are asked one by one. What was found stays found when it has to ask again. */
@@ -177,12 +187,30 @@ gather:
 
 	/* What is reported as a success was made, by this committer or by one of the same attempt. */
 	if
-	:: atomic { answer == COMMITTED -> assert(made == a) }
-	:: atomic { answer != COMMITTED && manifest == a -> assert(made == a) }
-	:: atomic { answer != COMMITTED && manifest != a && manifest != NONE }	/* lost to another */
+	:: atomic { answer == COMMITTED -> assert(made & BIT(a)) }
+	:: atomic { answer != COMMITTED && manifest == a -> assert(made & BIT(a)) }
+	:: atomic { answer != COMMITTED && manifest != a && manifest != NONE -> goto done }	/* lost */
 	:: atomic { answer != COMMITTED && manifest == NONE -> goto start }	/* still unknown */
-	:: DEATH
+	:: LATE_DEATH
 	fi;
+
+#ifndef NO_WITHDRAWAL
+	/* A deleter that has gone by since the records were read would not come again. */
+	if
+	:: atomic { (records[a] & BIT(0)) -> goto done }
+	:: atomic { !(records[a] & BIT(0)) }
+	:: LATE_DEATH
+	fi;
+	if
+	:: atomic { manifest != a -> goto done }
+	:: atomic { manifest == a }
+	:: LATE_DEATH
+	fi;
+	if
+	:: atomic { manifest = NONE }
+	:: LATE_DEATH
+	fi;
+#endif
 done:
 	atomic { busy[c] = false; a = NONE; found = 0; count = 0; answer = 0 }
 }
@@ -191,23 +219,25 @@ done:
 active proctype Network() {
 end_idle:
 	do
-	:: atomic { flight[0] != NONE -> land(flight[0]); flight[0] = NONE }
-	:: atomic { flight[1] != NONE -> land(flight[1]); flight[1] = NONE }
+	:: atomic { flight[0] != NONE -> land(flight[0]); flight[0] = NONE; twice = twice || looked }
+	:: atomic { flight[1] != NONE -> land(flight[1]); flight[1] = NONE; twice = twice || looked }
 	od
 }
 
+#ifdef QUIET
+#define MAY_BEGIN	(!busy[0] && !busy[1] && flight[0] == NONE && flight[1] == NONE)
+#else
+#define MAY_BEGIN	true
+#endif
+
 /* Retention or prune: takes a committed step once a newer one is committed, at any time after.
- * To die half-way is to stop here. Assumed: no committer of this step is still under way, and no create of it in flight. */
+ * To die half-way is to stop here. */
 active proctype Deleter() {
 	byte a, n;
 end_wait:
 	atomic {
-#ifdef LATE_COMMITTER
-		manifest != NONE
-#else
-		manifest != NONE && !busy[0] && !busy[1] && flight[0] == NONE && flight[1] == NONE
-#endif
-		-> begun = true; a = manifest
+		manifest != NONE && MAY_BEGIN
+		-> victim = manifest; a = manifest
 	};
 #ifndef DELETE_DATA_FIRST
 	manifest = NONE;
@@ -230,7 +260,15 @@ end_wait:
 	:: atomic { n == N -> n = 0; break }
 	od;
 #endif
-	a = NONE
+	/* A committer that was under way all the time may have made another. */
+#ifndef NO_LAST_LOOK
+	if
+	:: atomic { manifest == a -> looked = true };
+		manifest = NONE
+	:: atomic { manifest != a -> looked = true }
+	fi;
+#endif
+	atomic { looked = true; deleted = true; a = NONE }
 }
 
 init {
@@ -251,8 +289,14 @@ init {
 	}
 }
 
-/* A manifest that stands names only what is there, at every moment, deletes included. */
-ltl complete_or_absent { [] (manifest == NONE || (manifest == 1 && WHOLE(1)) || (manifest == 2 && WHOLE(2))) }
+#define SOUND	(manifest == NONE || (manifest == 1 && WHOLE(1)) || (manifest == 2 && WHOLE(2)))
+#define AT_REST	(deleted && !busy[0] && !busy[1] && flight[0] == NONE && flight[1] == NONE)
+
+/* A manifest that stands names only what is there, at every moment, deletes included (QUIET). */
+ltl complete_or_absent { [] SOUND }
+
+/* The same in the end, and until a deleter begins, whenever it begins. */
+ltl complete_or_absent_in_the_end { [] ((victim && (!AT_REST || twice)) || SOUND) }
 
 /* With deaths and lost replies bounded, and whoever can go on going on, the step is committed. */
-ltl committed { <> (made != NONE) }
+ltl committed { <> (made != 0) }

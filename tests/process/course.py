@@ -218,7 +218,9 @@ class Course:
             known = names.parse_data_key(key) or names.parse_manifest_key(key)
             if path.is_file() and not known and not is_unfinished(path.name):
                 found.append(f"run: {key}")
-        oldest = f"{sorted(self.acknowledged())[-2:][0]:012d}"
+        # a call's number is counted in each thread: it may have failed for all steps but the last
+        newest = sorted(self.acknowledged())[-2:]
+        oldest = f"{newest[0] if len(newest) == 2 else 0:012d}"
         for path in self.home.rglob("*"):
             key = path.relative_to(self.home)
             step = key.parts[1] if key.parts[0] == "data" and len(key.parts) > 1 else None

@@ -95,6 +95,15 @@ class Catalog:
         """
         return self._manifest(step)[1]
 
+    def attempt_of(self, step: int) -> str | None:
+        """Whose manifest of a step stands; None without one. Raises FormatError as ``manifest``."""
+        if self.store.head(names.manifest_key(step)) is None:
+            return None
+        try:
+            return self.manifest(step).attempt
+        except NotFoundError:  # deleted in between
+            return None
+
     def checked(self, ref: Ref, limit: int) -> bytes:
         """An object that a manifest names. Raises DamagedError unless size and digest are right."""
         where = f"{self.store.url}/{ref.key}"

@@ -42,7 +42,8 @@ def publish(
 
     Any number of committers may do this at once: all end with one manifest and the right verdict.
     An unknown outcome is settled by reading back; raises StoreError when even that fails, and then
-    nothing of the attempt may be deleted.
+    nothing of the attempt may be deleted. Raises IncompleteError when the step was deleted since
+    its records were read; the manifest is then taken back.
     """
     # pyarrow is large: only the committer needs it
     from forebay.format.index import read_index, write_index
@@ -83,19 +84,46 @@ def publish(
         store.settle(one.ref.key)  # a record can be seen before its node has flushed its name
     outcome = store.create(key, write_manifest(manifest))
     if outcome is CreateOutcome.COMMITTED:
+        _withdraw_if_deleted(store, checked)
         return Verdict.COMMITTED, manifest
     try:
         there = read_checked(
             store, key, MAX_MANIFEST_BYTES, lambda data: read_manifest(data, f"{store.url}/{key}")
         )
     except NotFoundError:
+        _withdraw_if_deleted(store, checked)
+        seen = (
+            "the reply to its creation was lost and it is not there"
+            if outcome is CreateOutcome.UNKNOWN
+            else "it was there already and is gone: something deletes this step"
+        )
         raise StoreError(
-            f"{store.url}/{key}: the reply to its creation was lost and it is not there; nothing "
-            f"was deleted: run `forebay commit` for step {first.step} once the store is well"
+            f"{store.url}/{key}: {seen}; nothing was deleted: run `forebay commit` for step "
+            f"{first.step} once the store is well"
         ) from None
     if there.attempt != first.attempt:
         return Verdict.LOST, there
+    _withdraw_if_deleted(store, checked)
     return (Verdict.COMMITTED if there.committer == manifest.committer else Verdict.SAME), there
+
+
+def _withdraw_if_deleted(store: Store, checked: Checked) -> None:
+    """Take the manifest back when the step's records are gone: it names data that is going too.
+
+    Another committer was first, and retention took the step before this one came to its manifest.
+    A record that is still there says that a deletion, if there is one, has yet to end, and what
+    ends it is a second look for a manifest (``Reclaimer``): one of the two sees the other.
+    """
+    first = checked.gathered[0]
+    if store.head(first.ref.key) is not None:
+        return
+    step, attempt = first.record.step, first.record.attempt
+    if Catalog(store).attempt_of(step) == attempt:
+        store.delete(names.manifest_key(step))
+    raise IncompleteError(
+        f"step {step}: {store.url}/{first.ref.key} is gone: the step was deleted while attempt "
+        f"{attempt} of it was committed; its manifest is not left behind"
+    )
 
 
 def _put(store: Store, key: str, data: bytes, anew: Callable[[bytes, str], bytes]) -> Ref:

@@ -57,8 +57,18 @@ class Reclaimer:
         count = 0
         for key in sorted(ours, key=lambda k: (not k.endswith("record.json.zst"), k)):
             count += int(self._store.delete(key))
+        count += self._delete_late(step, attempt)
         self._half_gone.pop(step, None)
         return count
+
+    def _delete_late(self, step: int, attempt: str) -> int:
+        """Delete a manifest that a second committer made since: what it names has just gone.
+
+        A committer that comes later still finds no record, and takes its manifest back itself.
+        """
+        if Catalog(self._store).attempt_of(step) != attempt:
+            return 0
+        return int(self._store.delete(names.manifest_key(step)))
 
     def apply(self, keep: Keep, spared: Collection[int] = ()) -> list[int]:
         """Delete the committed steps that ``keep`` does not name; returns them.

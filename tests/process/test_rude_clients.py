@@ -20,6 +20,7 @@ from forebay.format.messages import (
     Message,
     Phase,
     Skip,
+    StatusReply,
     Welcome,
     write_frame,
 )
@@ -200,14 +201,37 @@ def test_rude_clients(job: Job) -> None:
     assert grown < MOST_GROWTH_BYTES
 
 
-def test_a_silent_stranger_is_dropped_in_time(job: Job) -> None:
-    """Half a frame, or none, is no reason to wait for ever."""
+def impatient(job: Job) -> None:
+    """An agent that waits half a second for a frame."""
     code = (
         "import sys; from forebay.drain import trainers, agent\n"
         "trainers.FRAME_S = 0.5\nsys.exit(agent.main(sys.argv[1:]))\n"
     )
     job.command = ["-c", code]
     job.start()
+
+
+def test_who_waits_for_an_answer_is_no_silent_stranger(job: Job) -> None:
+    """A question that takes longer than a frame may is answered, and nothing is logged."""
+    impatient(job)
+    early, late = job.player(0, 2), job.player(1, 2)
+    for player in (early, late):
+        player.connect()
+    early.save(1)
+    poll(lambda: job.status().snapshots, "the first rank's half of a snapshot")
+    with connected(job.directory) as wire:
+        wire.sendall(write_frame(AskSettled(timeout_s=2.0)))
+        reply = receive(wire)
+    assert isinstance(reply, StatusReply)
+    assert not reply.settled
+    assert "bad_frame" not in job.log()
+    late.save(1)
+    assert early.wait(1).phase is Phase.COMMITTED
+
+
+def test_a_silent_stranger_is_dropped_in_time(job: Job) -> None:
+    """Half a frame, or none, is no reason to wait for ever."""
+    impatient(job)
     for said in (b"", b"\0\0", (100).to_bytes(4, "big") + b"x"):
         with connected(job.directory) as wire:
             wire.sendall(said)

@@ -139,6 +139,7 @@ class Trainers:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection to its end. A malformed frame ends it and nothing else."""
         hello: Hello | None = None
+        patience_s = FRAME_S
         self._open.add(writer)
         try:
             if self._ending or not peer_is_own(writer.get_extra_info("socket")):
@@ -150,8 +151,8 @@ class Trainers:
                 oldest.transport.abort()
                 emit("agent.crowded", level=logging.WARNING, connections=len(self._open))
             while True:
-                # A rank may be silent for hours, a stranger and half a frame may not.
-                wait_s = FRAME_S if hello is None else None
+                # A rank may be silent for hours, a stranger who waits for no answer may not.
+                wait_s = patience_s if hello is None else None
                 size = frame_bytes(await asyncio.wait_for(reader.readexactly(4), wait_s))
                 if size > MOST_HEARD_BYTES:
                     raise FormatError(f"message: frame of {size} bytes, limit {MOST_HEARD_BYTES}")
@@ -163,9 +164,11 @@ class Trainers:
                         self._strangers.pop(writer, None)
                 else:
                     self._hear(message, hello, writer)
+                    if isinstance(message, AskSettled):
+                        patience_s = FRAME_S + max(0.0, message.timeout_s)
                 await writer.drain()
         except asyncio.TimeoutError:  # an OSError in newer Pythons
-            emit("agent.bad_frame", level=logging.ERROR, why=f"no whole frame in {FRAME_S:g} s")
+            emit("agent.bad_frame", level=logging.ERROR, why=f"no whole frame in {patience_s:g} s")
         except (asyncio.IncompleteReadError, OSError):
             pass
         except FormatError as error:

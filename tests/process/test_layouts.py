@@ -13,27 +13,40 @@ from tests.process.conftest import Ranks
 WORLDS = (1, 2, 3, 5, 7)
 
 
-@pytest.mark.parametrize("layout", [pytest.param("fsdp", marks=pytest.mark.soak), "fsdp_tp"])
+@pytest.mark.parametrize(
+    ("layout", "worlds"),
+    [
+        ("fsdp_tp", (2, 3)),
+        pytest.param("fsdp_tp", WORLDS, marks=pytest.mark.soak),
+        pytest.param("fsdp", WORLDS, marks=pytest.mark.soak),
+    ],
+)
 def test_saved_on_four_ranks_restores_on_any_number(
-    layout: str, tmp_path: Path, start_ranks: Callable[..., Ranks]
+    layout: str, worlds: tuple[int, ...], tmp_path: Path, start_ranks: Callable[..., Ranks]
 ) -> None:
     url = str(tmp_path / "run")
     saved = start_ranks("save_trained", 4, url=url, layout=layout, step=3).wait()[0]
-    for world in WORLDS:
+    for world in worlds:
         other = "fsdp" if world % 2 else layout
         loaded = start_ranks("load_trained", world, url=url, layout=other, step=3).wait()[0]
         assert loaded == saved, f"{layout} on 4 ranks, {other} on {world}"
 
 
+@pytest.mark.parametrize(
+    ("layout", "other"),
+    [
+        ("hsdp", "fsdp_tp"),
+        pytest.param("fsdp_tp", "plain", marks=pytest.mark.soak),
+        pytest.param("plain", "hsdp", marks=pytest.mark.soak),
+    ],
+)
 def test_layouts_exchange_their_checkpoints(
-    tmp_path: Path, start_ranks: Callable[..., Ranks]
+    layout: str, other: str, tmp_path: Path, start_ranks: Callable[..., Ranks]
 ) -> None:
-    pairs = [("hsdp", "fsdp_tp"), ("fsdp_tp", "plain"), ("plain", "hsdp")]
-    for number, (layout, other) in enumerate(pairs):
-        url = str(tmp_path / f"run-{number}")
-        saved = start_ranks("save_trained", 4, url=url, layout=layout, step=3).wait()[0]
-        loaded = start_ranks("load_trained", 4, url=url, layout=other, step=3).wait()[0]
-        assert loaded == saved, f"{layout} into {other}"
+    url = str(tmp_path / "run")
+    saved = start_ranks("save_trained", 4, url=url, layout=layout, step=3).wait()[0]
+    loaded = start_ranks("load_trained", 4, url=url, layout=other, step=3).wait()[0]
+    assert loaded == saved
 
 
 def test_replicas_are_divided_among_their_holders(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,15 +23,22 @@ def name_of(path: Path) -> str:
     return ".".join(part for part in parts if part != "__init__")
 
 
+@functools.cache
 def tree_of(path: Path) -> ast.Module:
+    """The syntax tree of a module; read only."""
     return ast.parse(path.read_text(), filename=str(path))
 
 
-def imports_of(path: Path) -> Iterator[tuple[str, bool]]:
+@functools.cache
+def imports_of(path: Path) -> list[tuple[str, bool]]:
     """Every module imported anywhere in a file; True where it is for type checkers alone.
 
     ``from forebay.x import y`` is an import of ``forebay.x.y`` where that is a module.
     """
+    return list(_imports_of(path))
+
+
+def _imports_of(path: Path) -> Iterator[tuple[str, bool]]:
     tree = tree_of(path)
     typing_only: set[int] = set()
     for node in ast.walk(tree):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -12,6 +13,7 @@ from forebay.plan.compare import Comparison
 from forebay.plan.sim_rows import (
     COMPARED,
     TIME_COLUMNS,
+    cadences_text,
     compared_rows,
     count_rows,
     filesystem_rows,
@@ -36,7 +38,16 @@ def show_comparison(found: Comparison, title: str, *, runs: int, days: float, se
     _title(title, runs, days, seed)
     variable = found.variable
     columns = COMPARED if variable is None else (variable.key, *COMPARED)
-    SCREEN.print(_table("side by side", columns, compared_rows(found)))
+    SCREEN.print(Text(cadences_text(found)))
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    for name in columns:
+        table.add_column(name, no_wrap=True)
+    for row in compared_rows(found):
+        table.add_row(*row)
+    SCREEN.print(table)
+    for each in found.rows:
+        if each.stuck is not None:
+            SCREEN.print(Text(f"{each.strategy.value}: {each.stuck}"), soft_wrap=True)
 
 
 def _title(title: str, runs: int, days: float, seed: int) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -20,9 +21,6 @@ from forebay.plan.simulate import RUNS, SEED, simulate
 from forebay.plan.trace import trace_of
 from forebay.units import parse_seconds
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 _ONLY_COMPARED = ("vary", "near_cadence", "far_cadence")
 _ONLY_SINGLE = ("strategy", "no_pacing", "trace")
 _TEXT = str | None
@@ -37,6 +35,8 @@ def play(**given: Any) -> None:
         if given[name]:
             flag, how = "--" + name.replace("_", "-"), "without" if given["compare"] else "with"
             raise UsageError(f"{flag}: expected {how} --compare, found the opposite")
+    if given["html"] is not None:
+        _need_plots()  # before a minute of play, not after
     if given["compare"]:
         _compare(inputs, given, bounds)
     else:
@@ -56,7 +56,7 @@ def _single(inputs: Inputs, given: dict[str, Any], bounds: dict[str, Any]) -> No
     if given["html"] is not None:
         from forebay.plan.sim_report import simulation_page
 
-        _write_page(given["html"], lambda: simulation_page(found))
+        _write_page(given["html"], simulation_page(found))
     if given["as_json"]:
         say_json(simulation_document(found))
     else:
@@ -74,7 +74,7 @@ def _compare(inputs: Inputs, given: dict[str, Any], bounds: dict[str, Any]) -> N
     if given["html"] is not None:
         from forebay.plan.sim_report import comparison_page
 
-        _write_page(given["html"], lambda: comparison_page(found, inputs.title))
+        _write_page(given["html"], comparison_page(found, inputs.title))
     if given["as_json"]:
         say_json({"title": inputs.title, **bounds, **comparison_document(found)})
     else:
@@ -102,13 +102,17 @@ def _seconds(text: str, flag: str) -> float:
     return seconds
 
 
-def _write_page(path: Path, page: Callable[[], str]) -> None:
+def _need_plots() -> None:
     try:
-        text = page()
+        import_module("forebay.plan.sim_plots")
     except ModuleNotFoundError as error:
+        name = (error.name or "plotly").partition(".")[0]
         raise UsageError(
-            f"--html: {error.name} is not installed: pip install 'forebay[report]'"
+            f"--html: expected {name}, found it not installed: pip install 'forebay[report]'"
         ) from None
+
+
+def _write_page(path: Path, text: str) -> None:
     write_text(path, text, "--html")
     say_aside(f"report: {path}")
 

@@ -15,22 +15,38 @@ _LONGEST_NS = 4 * 10**18  # longer than any run
 
 
 class Draws:
-    """Times of one run, in nanoseconds, all from one generator.
+    """Times of one run, in nanoseconds. Failures come from a generator of their own.
+
+    Two scenarios with the same seed and MTBF are so hit by the same failures at the same times.
 
     The slowest of N nodes that are alike takes what one of them stays below in ``u^(1/N)`` of all
     cases (``tail.slowest_s``), with u even in 0 to 1: one number, however many nodes there are.
     """
 
     __slots__ = (
-        "_at", "_block", "_copy", "_fixed", "_generator", "_kinds", "_mtbf", "_ranks", "_scenario",
-        "_spread", "_tail", "_uneven", "_writes",
+        "_at",
+        "_block",
+        "_copy",
+        "_failures",
+        "_fixed",
+        "_kinds",
+        "_mtbf",
+        "_ranks",
+        "_scenario",
+        "_spread",
+        "_tail",
+        "_times",
+        "_uneven",
+        "_writes",
     )  # fmt: skip
 
-    def __init__(self, scenario: Scenario, generator: np.random.Generator) -> None:
+    def __init__(
+        self, scenario: Scenario, failures: np.random.Generator, times: np.random.Generator
+    ) -> None:
         plan = scenario.plan
         checkpoint, sizes = plan.inputs.checkpoint, plan.sizes
         self._scenario = scenario
-        self._generator = generator
+        self._failures, self._times = failures, times
         self._block: list[float] = []
         self._at = _BLOCK
         self._mtbf = scenario.mtbf_s * NS
@@ -55,11 +71,11 @@ class Draws:
 
     def failure_ns(self) -> int:
         """Time to the next failure: exponential, so it does not matter since when."""
-        return max(1, min(_LONGEST_NS, int(self._generator.standard_exponential() * self._mtbf)))
+        return max(1, min(_LONGEST_NS, int(self._failures.standard_exponential() * self._mtbf)))
 
     def kind(self) -> int:
         """The nearest tier that a failure leaves: 0 memory to 3 durable."""
-        drawn = self._uniform() * self._kinds[-1]
+        drawn = self._failures.random() * self._kinds[-1]
         for kind, odds in enumerate(self._kinds):
             if drawn < odds:
                 return kind
@@ -91,7 +107,7 @@ class Draws:
     def _uniform(self) -> float:
         """Even in 0 to 1, neither of them."""
         if self._at >= _BLOCK:
-            self._block = (1.0 - self._generator.random(_BLOCK)).tolist()
+            self._block = (1.0 - self._times.random(_BLOCK)).tolist()
             self._at = 0
         drawn = self._block[self._at]
         self._at += 1

@@ -8,22 +8,13 @@ import plotly.graph_objects as go
 
 from forebay.plan.histogram import Histogram
 from forebay.plan.inputs import TIERS
+from forebay.plan.plots import COLOURS, TICKS_S
+from forebay.plan.resolve import DAY_S
 from forebay.plan.scenario import NS
 from forebay.plan.simulate import Simulation
 from forebay.units import show_fraction, show_seconds
 
 LOSSES = ("pause", "rework", "restart", "interference")
-_COLOURS = {
-    "pause": "#4c78a8",
-    "rework": "#e45756",
-    "restart": "#f58518",
-    "interference": "#72b7b2",
-    "memory": "#4c78a8",
-    "local": "#72b7b2",
-    "peer": "#f58518",
-    "durable": "#54a24b",
-}
-_TICKS_S = (1e-3, 1e-2, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, 6 * 3600.0, 86400.0)
 
 
 def losses(named: list[tuple[str, Simulation]]) -> Any:
@@ -37,7 +28,7 @@ def losses(named: list[tuple[str, Simulation]]) -> Any:
                 x=[100 * value for value in values],
                 name=part,
                 orientation="h",
-                marker={"color": _COLOURS[part]},
+                marker={"color": COLOURS[part]},
                 text=[show_fraction(value) for value in values],
             )
         )
@@ -48,10 +39,10 @@ def losses(named: list[tuple[str, Simulation]]) -> Any:
 
 def filesystem(found: Simulation) -> Any:
     """The first run's load on the durable tier: average in each bin, and the fastest write."""
-    load, end_ns = found.load, found.days * 86400.0 * NS
+    load, end_ns = found.load, found.days * DAY_S * NS
     width_s = load.bin_ns / NS
     used = max(1, min(len(load.nbytes), int(-(-end_ns // load.bin_ns))))
-    days = [index * width_s / 86400.0 for index in range(used)]
+    days = [index * width_s / DAY_S for index in range(used)]
     figure = go.Figure()
     for name, values, colour in (
         ("fastest write", [peak * NS / 1e9 for peak in load.peaks[:used]], "#e45756"),
@@ -67,13 +58,13 @@ def filesystem(found: Simulation) -> Any:
 
 def pauses(found: Simulation) -> Any:
     """How many pauses were how long."""
-    return _histogram([("pause", found.tally.pauses, _COLOURS["pause"])], "pause")
+    return _histogram([("pause", found.tally.pauses, COLOURS["pause"])], "pause")
 
 
 def reached(found: Simulation) -> Any:
     """From the call of save until the checkpoint is complete in each tier."""
     bars = [
-        (name, each, _COLOURS[name])
+        (name, each, COLOURS[name])
         for name, each in zip(TIERS, found.tally.reached, strict=True)
         if each.count
     ]
@@ -82,7 +73,7 @@ def reached(found: Simulation) -> Any:
 
 def lost(found: Simulation) -> Any:
     """Training taken back a failure."""
-    return _histogram([("lost", found.tally.lost, _COLOURS["rework"])], "training lost a failure")
+    return _histogram([("lost", found.tally.lost, COLOURS["rework"])], "training lost a failure")
 
 
 def _histogram(bars: list[tuple[str, Histogram, str]], title: str) -> Any:
@@ -103,8 +94,8 @@ def _histogram(bars: list[tuple[str, Histogram, str]], title: str) -> Any:
     figure.update_xaxes(
         type="log",
         title=title,
-        tickvals=list(_TICKS_S),
-        ticktext=[show_seconds(tick) for tick in _TICKS_S],
+        tickvals=list(TICKS_S),
+        ticktext=[show_seconds(tick) for tick in TICKS_S],
     )
     figure.update_yaxes(title="part of all", rangemode="tozero")
     return _styled(figure)

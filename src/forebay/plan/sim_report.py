@@ -10,7 +10,9 @@ from forebay.plan.document import inputs_of
 from forebay.plan.report import document_html, plot_html, table_html
 from forebay.plan.sim_rows import (
     COMPARED,
+    MORE_COMPARED,
     TIME_COLUMNS,
+    cadences_text,
     compared_rows,
     count_rows,
     filesystem_rows,
@@ -62,13 +64,14 @@ def comparison_page(found: Comparison, title: str) -> str:
         if row.simulation is not None:
             value = "" if variable is None else f"{variable.given.kind.show(row.value)}, "
             named.append((f"{value}{row.strategy.value}", row.simulation))
-    columns = COMPARED if variable is None else (variable.key, *COMPARED)
+    columns: tuple[str, ...] = (*COMPARED, *MORE_COMPARED)
+    columns = columns if variable is None else (variable.key, *columns)
     parts = [
         f"<h1>{escape(title)}</h1>",
-        '<p class="sub">The same job under three strategies, played event by event.</p>',
+        f'<p class="sub">{escape(cadences_text(found))}; the same failures for each.</p>',
         "<h2>What each loses</h2>",
         plot_html(sim_plots.losses(named), first=True),
         "<h2>Side by side</h2>",
-        table_html(columns, compared_rows(found)),
+        table_html(columns, compared_rows(found, more=True)),
     ]
     return document_html(title, parts)

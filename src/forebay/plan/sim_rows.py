@@ -5,7 +5,7 @@ from __future__ import annotations
 from forebay.plan.compare import Comparison, Row
 from forebay.plan.histogram import Histogram
 from forebay.plan.inputs import TIERS
-from forebay.plan.scenario import NS
+from forebay.plan.scenario import NS, Strategy
 from forebay.plan.sim_document import KINDS, filesystem_of
 from forebay.plan.simulate import Simulation
 from forebay.plan.tally import PARTS
@@ -13,18 +13,9 @@ from forebay.units import show_count, show_fraction, show_rate, show_seconds
 
 Rows = list[tuple[str, ...]]
 TIME_COLUMNS = ("what", "number", "p50", "p99", "longest")
-COMPARED = (
-    "strategy",
-    "every",
-    "pause p99",
-    "paused",
-    "rework",
-    "restart",
-    "interference",
-    "goodput",
-    "peak on the filesystem",
-    "asked of it",
-)
+COMPARED = ("strategy", "p99", "pause", "rework", "restart", "goodput", "peak")
+"""For a narrow terminal; ``p99`` of the pauses, ``peak``: the durable tier's fastest write."""
+MORE_COMPARED = ("interference", "p50 to durable", "asked of the filesystem", "skipped a run")
 
 
 def part_rows(found: Simulation) -> Rows:
@@ -89,36 +80,56 @@ def filesystem_rows(found: Simulation) -> Rows:
     ]
 
 
-def compared_rows(found: Comparison) -> Rows:
-    """A row a strategy and value, as ``COMPARED``, the value before it where one is varied."""
+def compared_rows(found: Comparison, *, more: bool = False) -> Rows:
+    """A row a strategy and value, as ``COMPARED``, with ``more`` as ``MORE_COMPARED`` too.
+
+    Where an input is varied its value stands before it.
+    """
     rows: Rows = []
     for row in found.rows:
-        cells = _compared(row)
+        cells = _compared(row) + (_more(row) if more else ())
         if found.variable is not None:
             cells = (found.variable.given.kind.show(row.value), *cells)
         rows.append(cells)
     return rows
 
 
+def cadences_text(found: Comparison) -> str:
+    """How often each strategy writes, from the first value's rows."""
+    texts = []
+    for row in found.rows[: len(Strategy)]:
+        every = f"every {show_seconds(row.cadence_s)}"
+        if row.durable_cadence_s != row.cadence_s:
+            every += f", durable every {show_seconds(row.durable_cadence_s)}"
+        texts.append(f"{row.strategy.value} {every}")
+    return "; ".join(texts)
+
+
 def _compared(row: Row) -> tuple[str, ...]:
-    every = show_seconds(row.cadence_s)
-    if row.durable_cadence_s != row.cadence_s:
-        every += f", durable {show_seconds(row.durable_cadence_s)}"
     found = row.simulation
     if found is None:
-        return (row.strategy.value, every, "-", "-", "-", "-", "-", "no progress", "-", "-")
-    seen = filesystem_of(found)
+        return (row.strategy.value, "-", "-", "-", "-", "none", "-")
     return (
         row.strategy.value,
-        every,
         show_seconds(found.tally.pauses.quantile(0.99) / NS),
         show_fraction(found.part("pause")),
         show_fraction(found.part("rework")),
         show_fraction(found.part("restart")),
-        show_fraction(found.part("interference")),
         f"{found.goodput * 100:.2f} %",
-        _share(seen["peak_bytes_per_s"], seen["peak_share"]),
-        show_rate(seen["asked_bytes_per_s"]),
+        show_rate(filesystem_of(found)["peak_bytes_per_s"]),
+    )
+
+
+def _more(row: Row) -> tuple[str, ...]:
+    found = row.simulation
+    if found is None:
+        return ("-",) * len(MORE_COMPARED)
+    durable = found.tally.reached[-1]
+    return (
+        show_fraction(found.part("interference")),
+        show_seconds(durable.quantile(0.5) / NS) if durable.count else "-",
+        show_rate(filesystem_of(found)["asked_bytes_per_s"]),
+        show_count(round(found.tally.skipped / found.runs, 1)),
     )
 
 

@@ -68,10 +68,10 @@ def simulate(
     total, goodputs = Tally(), []
     first = Load(end_ns)
     for index in range(runs):
-        stream = np.random.SeedSequence(seed, spawn_key=(index,))
-        generator = np.random.Generator(np.random.PCG64(stream))
+        streams = np.random.SeedSequence(seed, spawn_key=(index,)).spawn(2)
+        failures, times = (np.random.Generator(np.random.PCG64(each)) for each in streams)
         load = first if index == 0 else Load(end_ns)
-        one = Run(scenario, Draws(scenario, generator), load, end_ns).play()
+        one = Run(scenario, Draws(scenario, failures, times), load, end_ns).play()
         goodputs.append(one.goodput)
         total.take(one)
     if not total.useful_ns:

@@ -219,3 +219,24 @@ def test_the_load_of_the_filesystem_adds_up() -> None:
     tally = Run(scenario, draws, load, end_ns).play()  # type: ignore[arg-type]
     assert sum(load.nbytes) == pytest.approx(tally.drained_bytes, rel=1e-9)
     assert tally.drained_bytes > tally.reached[3].count * 6.48e12  # what was written twice too
+
+
+def test_what_disturbs_together_disturbs_as_much_as_one() -> None:
+    flags = {"checkpoint__interference": "10%", "checkpoint__interference_window": "drain"}
+    found = played(Script(), 1000, **flags)
+    # to the peer and to the durable tier at once: six times 7 s, three times 53 s
+    assert in_s(found.interference_ns) == pytest.approx((6 * 7 + 3 * 53) * (1 - 1 / 1.1), rel=1e-6)
+
+
+def test_one_slot_is_taken_until_the_near_tiers_have_it() -> None:
+    script = Script()
+    script.write_s = [180, 4, 50]
+    found = played(script, 1000, checkpoint__slots="1")
+    # taken at 100 s of training, free 186 s after its pause: every second one finds no slot
+    assert (found.due, found.taken, found.skipped) == (9, 5, 4)
+
+
+def test_what_a_restart_has_loaded_is_in_the_nearer_tiers_again() -> None:
+    found = played(Script((560, NODE), (35, PROCESS)), 700)
+    assert found.recovered == [1, 0, 1, 0, 0]
+    assert in_s(found.restart_ns) == 2 * RESTART_S

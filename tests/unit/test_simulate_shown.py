@@ -183,3 +183,9 @@ def test_a_scenario_is_the_plan_s() -> None:
     assert found.disturbs[2] * found.interference * worked.drain.seconds == pytest.approx(
         durable.disturbs_s
     )
+
+
+def test_no_restart_is_shorter_than_the_reading_in_it() -> None:
+    found = scenario_of(plan({"storage.filesystem_read": "10GB/s"}))
+    assert found.restart_s[:3] == (300.0, 300.0, 300.0)
+    assert found.restart_s[3] == pytest.approx(648)

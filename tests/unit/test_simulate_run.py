@@ -11,6 +11,7 @@ from forebay.plan.load import Load
 from forebay.plan.resolve import read_flags, resolve
 from forebay.plan.run import Run
 from forebay.plan.scenario import NS, Strategy, scenario_of
+from forebay.plan.story import Story
 from forebay.plan.tally import PARTS, Tally
 
 PROCESS, HOST, NODE, RACK = range(4)
@@ -240,3 +241,21 @@ def test_what_a_restart_has_loaded_is_in_the_nearer_tiers_again() -> None:
     found = played(Script((560, NODE), (35, PROCESS)), 700)
     assert found.recovered == [1, 0, 1, 0, 0]
     assert in_s(found.restart_ns) == 2 * RESTART_S
+
+
+def test_a_durable_checkpoint_that_was_lost_is_durable_when_taken_again() -> None:
+    found = played(Script((307, NODE)), 520)  # before the local disks had it
+    assert found.lost_in_flight == 1
+    assert found.reached[3].count == 1
+
+
+def test_the_story_is_what_the_tally_counts() -> None:
+    scenario, end_ns, story = scenario_of(plan()), 800 * NS, Story()
+    draws: Any = Script((306, NODE), (100, PROCESS), (150, RACK))
+    tally = Run(scenario, draws, Load(end_ns), end_ns, story).play()
+    assert [each.kind for each in story.failures] == [NODE, PROCESS, RACK]
+    assert [in_s(each.at_ns) for each in story.failures] == [306, 406, 556]
+    assert sum(each.lost_ns for each in story.failures) == tally.rework_ns
+    assert story.failures[-1].rework_ns == tally.rework_ns
+    for each in story.failures:
+        assert each.pause_ns + each.rework_ns + each.restart_ns <= each.at_ns

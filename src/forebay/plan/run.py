@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from forebay.plan.draws import Draws
 from forebay.plan.load import Load
 from forebay.plan.scenario import NS, Scenario, Strategy
+from forebay.plan.story import Failure, Story
 from forebay.plan.tally import Tally
 
 MEMORY, LOCAL, PEER, DURABLE, NOWHERE = range(5)
@@ -39,11 +40,20 @@ class Run:
     __slots__ = (
         "_begun", "_done", "_draws", "_due", "_durable_marked", "_end", "_ends", "_failed_at",
         "_fails_at", "_holds", "_load", "_mode", "_mode_end", "_now", "_peer_marked", "_queues",
-        "_saving", "_scenario", "_slots", "_slowed", "_source", "_tally", "_under", "_worked",
+        "_saving", "_scenario", "_slots", "_slowed", "_source", "_story", "_tally", "_under",
+        "_worked",
     )  # fmt: skip
 
-    def __init__(self, scenario: Scenario, draws: Draws, load: Load, end_ns: int) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        draws: Draws,
+        load: Load,
+        end_ns: int,
+        story: Story | None = None,
+    ) -> None:
         self._scenario, self._draws, self._load, self._end = scenario, draws, load, end_ns
+        self._story = story
         self._tally = Tally()
         self._now = 0
         self._done = 0  # training that is in the model
@@ -259,7 +269,8 @@ class Run:
         newest = max(holds)
         self._source = holds.index(newest) if newest else NOWHERE
         back = newest * scenario.cadence_ns
-        tally.lost.add(self._done - back)
+        lost = self._done - back
+        tally.lost.add(lost)
         self._done, self._due = back, back + scenario.cadence_ns
         self._peer_marked = min(self._peer_marked, newest)
         self._durable_marked = min(self._durable_marked, newest)
@@ -267,6 +278,19 @@ class Run:
             tally.failed_restarts += 1
         else:
             self._failed_at = self._now
+        if self._story is not None:
+            self._story.tell(
+                Failure(
+                    at_ns=self._now,
+                    kind=kind,
+                    source=self._source,
+                    lost_ns=lost,
+                    pause_ns=tally.pause_ns,
+                    rework_ns=self._worked - self._done,
+                    restart_ns=tally.restart_ns,
+                    interference_ns=tally.interference_ns,
+                )
+            )
         takes_s = scenario.restart_s[min(self._source, DURABLE)]
         self._mode, self._mode_end = _RESTARTS, self._now + max(1, round(takes_s * NS))
         self._strike(kind)

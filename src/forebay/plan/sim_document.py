@@ -11,6 +11,7 @@ from forebay.plan.load import Load
 from forebay.plan.resolve import DAY_S
 from forebay.plan.scenario import NS, Scenario
 from forebay.plan.simulate import Simulation
+from forebay.plan.story import Story
 from forebay.plan.tally import COUNTS, PARTS
 
 KINDS = ("process", "host", "node", "rack")
@@ -79,6 +80,23 @@ def _figures(found: Simulation) -> dict[str, Any]:
         "lost_work_s": {**tally.lost.document(NS), "total": tally.lost.total / NS},
         "restart_s": tally.restarts.document(NS),
         "filesystem": filesystem_of(found),
+        "first_run": _story(found.story),
+    }
+
+
+def _story(story: Story) -> dict[str, Any]:
+    """Failures of the first run, in their order; those beyond the bound are counted alone."""
+    return {
+        "failures": [
+            {
+                "at_s": each.at_ns / NS,
+                "kind": KINDS[each.kind],
+                "went_back_to": (*TIERS, "nothing")[each.source],
+                "lost_s": each.lost_ns / NS,
+            }
+            for each in story.failures
+        ],
+        "left_out": story.left_out,
     }
 
 

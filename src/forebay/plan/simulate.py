@@ -11,6 +11,7 @@ from forebay.plan.load import Load
 from forebay.plan.resolve import DAY_S
 from forebay.plan.run import Run
 from forebay.plan.scenario import NS, NoProgressError, Scenario, check
+from forebay.plan.story import Story
 from forebay.plan.tally import PARTS, Tally
 
 RUNS = 10
@@ -21,7 +22,7 @@ _MOST_SEED = 2**64 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """All runs of a scenario: their sum, each one's goodput, and the first one's load."""
+    """All runs of a scenario: their sum, each one's goodput, and the first one as it went."""
 
     scenario: Scenario
     runs: int
@@ -30,6 +31,8 @@ class Simulation:
     tally: Tally
     goodputs: tuple[float, ...]
     load: Load
+    """Of the first run."""
+    story: Story
     """Of the first run."""
 
     @property
@@ -66,12 +69,12 @@ def simulate(
         raise UsageError(f"--seed: expected 0 to {_MOST_SEED}, found {seed}")
     end_ns = max(1, round(days * DAY_S * NS))
     total, goodputs = Tally(), []
-    first = Load(end_ns)
+    first, story = Load(end_ns), Story()
     for index in range(runs):
         streams = np.random.SeedSequence(seed, spawn_key=(index,)).spawn(2)
         failures, times = (np.random.Generator(np.random.PCG64(each)) for each in streams)
-        load = first if index == 0 else Load(end_ns)
-        one = Run(scenario, Draws(scenario, failures, times), load, end_ns).play()
+        load, told = (first, story) if index == 0 else (Load(end_ns), None)
+        one = Run(scenario, Draws(scenario, failures, times), load, end_ns, told).play()
         goodputs.append(one.goodput)
         total.take(one)
     if not total.useful_ns:
@@ -89,4 +92,5 @@ def simulate(
         tally=total,
         goodputs=tuple(goodputs),
         load=first,
+        story=story,
     )

@@ -57,6 +57,8 @@ def test_tables_files_and_the_comparison(tmp_path: Path) -> None:
         (("--durable-cadence", "0s"), "--durable-cadence"),
         (("--mirror", "no", "--peer-cadence", "1h"), "peer-cadence"),
         (("--mtbf", "20s"), "progress"),
+        (("--cadence", "100d"), "progress"),
+        (("--pause", "100d"), "progress"),
         (("--strategy", "hopeful"), "--strategy"),
         (("--vary", "filesystem=1GB/s"), "--vary"),
         (("--compare", "--trace", "x.json"), "--trace"),

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from bench.predict import predicted
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -189,3 +190,20 @@ def test_no_restart_is_shorter_than_the_reading_in_it() -> None:
     found = scenario_of(plan({"storage.filesystem_read": "10GB/s"}))
     assert found.restart_s[:3] == (300.0, 300.0, 300.0)
     assert found.restart_s[3] == pytest.approx(648)
+
+
+def test_what_is_predicted_of_a_small_job_is_its_hops_one_after_the_other() -> None:
+    rates = {
+        "cluster.d2h": 10e9,
+        "cluster.host_bandwidth": 40e9,
+        "cluster.nvme": 2e9,
+        "cluster.nvme_read": 4e9,
+        "storage.per_node": 1e9,
+        "storage.per_node_read": 1e9,
+    }
+    found = predicted(rates, 1_000_000_000)
+    assert found["pause"] == pytest.approx(0.02 + 0.1, rel=0.02)
+    assert found["local"] == pytest.approx(0.12 + 0.5, rel=0.02)
+    # one that may be slower and never faster than the whole store: the upper half of its spread
+    assert 1.0 <= found["drain"] <= 1.1
+    assert found["durable"] == pytest.approx(found["local"] + found["drain"])

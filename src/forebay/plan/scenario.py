@@ -17,7 +17,7 @@ NS = 1_000_000_000
 _MOST_DAYS = 36_500
 _MOST_RUNS = 100_000
 _MOST_EVENTS = 50_000_000
-_LEAST_GOODPUT = 1e-6
+_LEAST_ODDS = 1e-6
 
 
 class NoProgressError(UsageError):
@@ -141,9 +141,11 @@ def stuck(scenario: Scenario, run_s: float) -> None:
     nearest = scenario.tiers.index(True)
     segment_s = scenario.cadence_ns / NS + typical_pause_s(scenario)
     least_s = segment_s + min(scenario.restart_s[nearest:])
-    # the odds of one segment and a restart without a failure, over the tries that a run has
-    tries = max(1.0, run_s / min(mtbf_s, least_s))
-    if run_s > least_s and math.exp(-min(700.0, least_s / mtbf_s)) * tries < _LEAST_GOODPUT:
+    # the odds of one segment and a restart without a failure, over the tries that a run has; of a
+    # run that ends before its first checkpoint, those that nothing fails in it
+    whole_s = min(least_s, run_s)
+    tries = max(1.0, run_s / min(mtbf_s, whole_s))
+    if math.exp(-min(700.0, whole_s / mtbf_s)) * tries < _LEAST_ODDS:
         raise NoProgressError(
             f"simulate: the run would make no progress: a failure every {mtbf_s:.3g} s, but "
             f"{least_s:.3g} s from a restart over a cadence to the next {scenario.strategy.value} "

@@ -185,7 +185,19 @@ def test_the_plan_loads_nothing_heavy() -> None:
 def test_every_verb_is_there_and_a_wrong_one_is_not() -> None:
     listed = forebay("--help")
     assert listed.returncode == 0
-    for verb in ("ls", "show", "verify", "commit", "prune", "agent", "status", "plan", "demo"):
+    verbs = (
+        "ls",
+        "show",
+        "verify",
+        "commit",
+        "prune",
+        "agent",
+        "status",
+        "plan",
+        "simulate",
+        "demo",
+    )
+    for verb in verbs:
         assert verb in listed.stdout
         assert forebay(verb, "--help").returncode == 0
     assert forebay("pln").returncode == 2

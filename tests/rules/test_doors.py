@@ -28,7 +28,7 @@ DOORS: dict[str, set[str]] = {
     "pyarrow": {"format/index.py"},
     "typer": {"cli/*"},
     "yaml": {"cli/*", "doctor/report.py"},
-    "plotly": {"plan/plots.py"},
+    "plotly": {"plan/plots.py", "plan/sim_plots.py"},
     "botocore": S3,
     "urllib3": S3,
     **dict.fromkeys(("aiohttp", "http", "httpx", "requests", "urllib.request"), HTTP),

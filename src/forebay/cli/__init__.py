@@ -20,7 +20,19 @@ _STYLE: dict[str, Any] = {
     "pretty_exceptions_enable": False,
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
-_VERBS = ("ls", "show", "verify", "commit", "prune", "agent", "status", "plan", "doctor", "demo")
+_VERBS = (
+    "ls",
+    "show",
+    "verify",
+    "commit",
+    "prune",
+    "agent",
+    "status",
+    "plan",
+    "simulate",
+    "doctor",
+    "demo",
+)
 
 
 class _Verbs(TyperGroup):

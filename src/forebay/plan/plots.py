@@ -14,7 +14,7 @@ from forebay.plan.vary import Sweep
 from forebay.units import show_bytes, show_fraction, show_seconds
 
 _POINTS = 120
-_COLOURS = {
+COLOURS = {
     "pause": "#4c78a8",
     "rework": "#e45756",
     "restart": "#f58518",
@@ -27,7 +27,7 @@ _COLOURS = {
 }
 _PARTS = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
 _PER_CENT = {"tickvals": list(_PARTS), "ticktext": [show_fraction(part) for part in _PARTS]}
-_TICKS_S = (1e-3, 1e-2, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, 6 * 3600.0, 86400.0)
+TICKS_S = (1e-3, 1e-2, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, 6 * 3600.0, 86400.0)
 
 
 def losses_against_cadence(plan: Plan) -> Any:
@@ -50,8 +50,8 @@ def losses_against_cadence(plan: Plan) -> Any:
         total.append(1 - goodput_of(inputs, plan.tiers, levels, plan.pause.total_s))
     figure = go.Figure()
     for name, values in rows.items():
-        figure.add_trace(_line(cadences, values, name, _COLOURS[name], dash="dot"))
-    figure.add_trace(_line(cadences, total, "total, exact", _COLOURS["total"], width=3))
+        figure.add_trace(_line(cadences, values, name, COLOURS[name], dash="dot"))
+    figure.add_trace(_line(cadences, total, "total, exact", COLOURS["total"], width=3))
     goal = inputs.checkpoint.goal
     _goal_line(figure, goal)
     for at_s, text, up in ((given, "given", 1.0), (best, "best", 0.92)):
@@ -80,7 +80,7 @@ def timeline(plan: Plan) -> Any:
                 x=[max(begin_s, fixed / 10), end_s],
                 y=[name, name],
                 mode="lines",
-                line={"color": _COLOURS[name], "width": 22},
+                line={"color": COLOURS[name], "width": 22},
                 name=name,
                 hovertemplate=f"{name}: {show_bytes(nbytes)}, {show_seconds(begin_s)} to "
                 f"{show_seconds(end_s)}<extra></extra>",
@@ -112,7 +112,7 @@ def where_bytes_are(plan: Plan) -> Any:
     for name, begin_s, end_s, _ in stages:
         span_s = max(end_s - begin_s, 1e-9)
         held = [total * min(1.0, max(0.0, (at_s - begin_s) / span_s)) / 1e12 for at_s in times]
-        figure.add_trace(_line(times, held, f"in {name}", _COLOURS[name], width=3))
+        figure.add_trace(_line(times, held, f"in {name}", COLOURS[name], width=3))
     _axes(figure, "time since save() was called", Kind.SECONDS)
     figure.update_yaxes(title="TB", rangemode="tozero")
     return figure
@@ -124,7 +124,7 @@ def swept(sweep: Sweep) -> Any:
     for name in ("pause", "rework", "restart", "interference", "total"):
         values = [getattr(plan.losses, name) for plan in sweep.plans]
         wide = 3 if name == "total" else 2
-        figure.add_trace(_line(list(sweep.values), values, name, _COLOURS[name], width=wide))
+        figure.add_trace(_line(list(sweep.values), values, name, COLOURS[name], width=wide))
     kind = sweep.variable.given.kind
     _axes(figure, sweep.variable.key, kind)
     if kind is not Kind.SECONDS:
@@ -189,7 +189,7 @@ def _axes(figure: Any, title: str, kind: Kind) -> None:
     figure.update_xaxes(type="log", title=title)
     if kind is Kind.SECONDS:
         figure.update_xaxes(
-            tickvals=list(_TICKS_S), ticktext=[show_seconds(tick) for tick in _TICKS_S]
+            tickvals=list(TICKS_S), ticktext=[show_seconds(tick) for tick in TICKS_S]
         )
 
 

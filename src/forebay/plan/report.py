@@ -57,13 +57,13 @@ def page_of(
         "<h2>Under the goal?</h2>",
         _goals(plan),
         "<h2>Losses against cadence</h2>",
-        _plot(plots.losses_against_cadence(plan), first=True),
+        plot_html(plots.losses_against_cadence(plan), first=True),
         "<h2>One checkpoint through the tiers</h2>",
-        _plot(plots.timeline(plan)),
+        plot_html(plots.timeline(plan)),
         "<h2>Where the bytes are</h2>",
-        _plot(plots.where_bytes_are(plan)),
+        plot_html(plots.where_bytes_are(plan)),
         "<h2>What has to be true</h2>",
-        _table(
+        table_html(
             ("condition", "need", "have", "", "why"),
             (
                 (
@@ -77,12 +77,12 @@ def page_of(
             ),
         ),
         "<h2>Worked line by line</h2>",
-        _table(
+        table_html(
             ("what", "how", "is"),
             ((each.name, each.working, each.result) for each in chain_of(plan)),
         ),
         "<h2>Tiers</h2>",
-        _table(
+        table_html(
             ("tier", "survives", "every", "best", "there after", "failures", "loss"),
             (
                 (
@@ -98,26 +98,31 @@ def page_of(
             ),
         ),
         "<h2>The whole training</h2>",
-        _table(("what", "is"), _fleet(plan, fleet)),
+        table_html(("what", "is"), _fleet(plan, fleet)),
     ]
     for solution in solutions:
         parts.append(f"<h2>{escape(solution.variable.key)}: what it may be</h2>")
         parts.append(
-            _table(
+            table_html(
                 ("for", "it may be"),
                 ((bound.text, bound_text(solution, bound)) for bound in solution.bounds),
             )
         )
     for sweep in sweeps:
         parts.append(f"<h2>Sweep of {escape(sweep.variable.key)}</h2>")
-        parts.append(_plot(plots.swept(sweep)))
+        parts.append(plot_html(plots.swept(sweep)))
     rows = ((name, each["text"], each["source"]) for name, each in inputs)
     parts.append("<details><summary>Every input and where it comes from</summary>")
-    parts.append(_table(("input", "value", "from"), rows) + "</details>")
+    parts.append(table_html(("input", "value", "from"), rows) + "</details>")
+    return document_html(plan.inputs.title, parts)
+
+
+def document_html(title: str, parts: Iterable[str]) -> str:
+    """A whole page of these parts, which are markup."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(plan.inputs.title)}</title><style>{_STYLE}</style></head><body>"
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
         + "\n".join(parts)
         + "</body></html>\n"
     )
@@ -175,7 +180,8 @@ def _fleet(plan: Plan, fleet: Fleet) -> list[tuple[str, str]]:
     return rows
 
 
-def _plot(figure: Any, *, first: bool = False) -> str:
+def plot_html(figure: Any, *, first: bool = False) -> str:
+    """A plot as markup; the first of a page brings the library."""
     text: str = figure.to_html(full_html=False, include_plotlyjs=first, config=_CONFIG)
     return text
 
@@ -190,7 +196,8 @@ def _mark(holds: bool) -> _Html:
     return _Html(f'<span class="{"yes" if holds else "no"}">{"holds" if holds else "fails"}</span>')
 
 
-def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+def table_html(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A table as markup."""
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     body = "".join(
         "<tr>"

@@ -71,6 +71,7 @@ bench: $(STAMP)
 	$(BIN)/python -m bench.drain
 	$(BIN)/python -m bench.upload
 	$(BIN)/python -m bench.plan
+	$(BIN)/python -m bench.predict
 
 docs: $(STAMP)
 	$(BIN)/python -m pytest tests/rules/test_links.py tests/rules/test_exports.py

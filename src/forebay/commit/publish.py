@@ -12,6 +12,7 @@ from collections.abc import Callable
 import forebay
 from forebay.commit.catalog import Catalog, pack_entries, unpack_entries
 from forebay.commit.gather import Checked, check_records, read_one, wait_for_records
+from forebay.commit.reclaim import delete_manifest_of
 from forebay.errors import ConflictError, DamagedError, IncompleteError, NotFoundError, StoreError
 from forebay.format import names, tree
 from forebay.format.digests import digest
@@ -118,8 +119,7 @@ def _withdraw_if_deleted(store: Store, checked: Checked) -> None:
     if store.head(first.ref.key) is not None:
         return
     step, attempt = first.record.step, first.record.attempt
-    if Catalog(store).attempt_of(step) == attempt:
-        store.delete(names.manifest_key(step))
+    delete_manifest_of(store, step, attempt)
     raise IncompleteError(
         f"step {step}: {store.url}/{first.ref.key} is gone: the step was deleted while attempt "
         f"{attempt} of it was committed; its manifest is not left behind"

@@ -21,6 +21,13 @@ def delete_step(store: Store, step: int) -> int:
     return Reclaimer(store).delete(step)
 
 
+def delete_manifest_of(store: Store, step: int, attempt: str) -> bool:
+    """Delete the manifest of a step where it is this attempt's; whether it was there."""
+    if Catalog(store).attempt_of(step) != attempt:
+        return False
+    return store.delete(names.manifest_key(step))
+
+
 class Reclaimer:
     """Deletes steps, and remembers those that a failure left half-way: their manifests are gone.
 
@@ -57,18 +64,11 @@ class Reclaimer:
         count = 0
         for key in sorted(ours, key=lambda k: (not k.endswith("record.json.zst"), k)):
             count += int(self._store.delete(key))
-        count += self._delete_late(step, attempt)
+        # A second committer may have made it since. One that comes later still finds no record,
+        # and takes its manifest back itself.
+        count += int(delete_manifest_of(self._store, step, attempt))
         self._half_gone.pop(step, None)
         return count
-
-    def _delete_late(self, step: int, attempt: str) -> int:
-        """Delete a manifest that a second committer made since: what it names has just gone.
-
-        A committer that comes later still finds no record, and takes its manifest back itself.
-        """
-        if Catalog(self._store).attempt_of(step) != attempt:
-            return 0
-        return int(self._store.delete(names.manifest_key(step)))
 
     def apply(self, keep: Keep, spared: Collection[int] = ()) -> list[int]:
         """Delete the committed steps that ``keep`` does not name; returns them.

@@ -7,9 +7,7 @@ with the reason.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +15,10 @@ import pytest
 from forebay.plan import presets
 from forebay.plan.arithmetic import Plan, work
 from forebay.plan.resolve import read_flags, resolve
+from tests import published
+from tests.published import BOUNDS, ROOT, ettr_flags, pauses_flags, relative_mfu_flags
 
-ROOT = Path(__file__).parents[2]
-CASES: dict[str, dict[str, Any]] = {
-    case["id"]: case
-    for case in json.loads((ROOT / "tests" / "cases" / "published.json").read_text())
-    if case["usable_as_test"]
-}
+CASES = {name: case for name, case in published.CASES.items() if case["usable_as_test"]}
 MISSED = {
     "dlrover-18gb",
     "byterobust-70b-2048-byterobust",
@@ -32,7 +27,6 @@ MISSED = {
     "meta-ettr-12000-w10s",
     "mlperf3-azure-amlfs-70b-nominal",
 }
-BOUNDS = {"size": 0.02, "time": 0.05, "loss": 0.10, "mtbf": 0.03, "mfu": 0.02, "rate": 0.02}
 
 
 def plan(flags: dict[str, str]) -> Plan:
@@ -89,27 +83,12 @@ def synchronous(case: dict[str, Any]) -> tuple[str, float, float]:
 
 
 def pause_of_saves(case: dict[str, Any]) -> tuple[str, float, float]:
-    given = case["inputs"]
-    cadence_s = given["days"] * 86400 / given["saves"]
-    worked = plan(
-        {"checkpoint.pause": f"{given['pause_s']}s", "checkpoint.cadence": f"{cadence_s}s"}
-    )
+    worked = plan(pauses_flags(case))
     return "loss", worked.losses.pause, case["published"]["overhead_pct"] / 100
 
 
 def relative_mfu(case: dict[str, Any]) -> tuple[str, float, float]:
-    given = case["inputs"]
-    worked = plan(
-        {
-            "model.params": "70e9",
-            "cluster.gpus": str(given["gpus"]),
-            "cluster.gpus_per_node": str(given["gpus"] // given["nodes"]),
-            "checkpoint.pause": f"{given['pause_s']}s",
-            "checkpoint.cadence": f"{given['iter_s_inferred']}s",
-            "checkpoint.interference": "0",
-            "failures.mtbf": "1e12s",
-        }
-    )
+    worked = plan(relative_mfu_flags(case))
     return "loss", worked.losses.total, 1 - case["published"]["relative_mfu_pct"] / 100
 
 
@@ -160,21 +139,7 @@ def mttf(case: dict[str, Any]) -> tuple[str, float, float]:
 
 def ettr(case: dict[str, Any]) -> tuple[str, float, float]:
     """Useful time of a run that goes back to its last checkpoint, whose write costs ``w``."""
-    given = case["inputs"]
-    pause_s = given.get("write_overhead_min", 0) * 60
-    worked = plan(
-        {
-            "cluster.gpus": str(given["gpus"]),
-            "layout.tp": "1",
-            "layout.pp": "1",
-            "failures.node_failures": str(given["r_f_per_1000_node_days"] / 1000),
-            "failures.restart": f"{given['restart_min']}min",
-            "failures.share_memory": "1",
-            "checkpoint.pause": f"{pause_s or 1e-6}s",
-            "checkpoint.cadence": f"{given['cadence_min']}min",
-            "checkpoint.interference": "0",
-        }
-    )
+    worked = plan(ettr_flags(case))
     return "loss", worked.losses.total, 1 - case["published"]["ettr"]
 
 

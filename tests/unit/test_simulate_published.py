@@ -1,15 +1,12 @@
 """Published outcomes of whole runs, played: ours, theirs, and the error that docs/planner.md tells.
 
-The figures are those of ``tests/cases/published.json``; bounds as in ``test_plan_published``: loss
-10 % of the loss, time 5 %, number of interruptions 3 %. Nothing is fitted.
+Bounds as in ``test_plan_published``: loss 10 % of the loss, time 5 %, number of interruptions 3 %.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,13 +15,8 @@ from forebay.plan.arithmetic import work
 from forebay.plan.resolve import read_flags, resolve
 from forebay.plan.scenario import NS, Strategy, scenario_of
 from forebay.plan.simulate import Simulation, simulate
+from tests.published import BOUNDS, CASES, ROOT, ettr_flags, pauses_flags, relative_mfu_flags
 
-ROOT = Path(__file__).parents[2]
-CASES: dict[str, dict[str, Any]] = {
-    case["id"]: case
-    for case in json.loads((ROOT / "tests" / "cases" / "published.json").read_text())
-}
-BOUNDS = {"loss": 0.10, "time": 0.05, "number": 0.03}
 MISSED = {
     "byterobust-70b-2048-byterobust",
     "meta-ettr-100k-2m-rsc2",
@@ -42,24 +34,9 @@ def play(
 
 
 def ettr(case: dict[str, Any]) -> tuple[str, float, float]:
-    given = case["inputs"]
-    pause_s = given.get("write_overhead_min", 0) * 60
     # as many runs as make about 150,000 checkpoints: chance is then a hundredth of the loss or less
-    runs = max(4, round(150_000 * given["cadence_min"] / (54 * 1440)))
-    found = play(
-        {
-            "cluster.gpus": str(given["gpus"]),
-            "layout.tp": "1",
-            "layout.pp": "1",
-            "failures.node_failures": str(given["r_f_per_1000_node_days"] / 1000),
-            "failures.restart": f"{given['restart_min']}min",
-            "failures.share_memory": "1",
-            "checkpoint.pause": f"{pause_s or 1e-6}s",
-            "checkpoint.cadence": f"{given['cadence_min']}min",
-            "checkpoint.interference": "0",
-        },
-        runs=runs,
-    )
+    runs = max(4, round(150_000 * case["inputs"]["cadence_min"] / (54 * 1440)))
+    found = play(ettr_flags(case), runs=runs)
     error = found.standard_error or 0.0
     print(f"{case['id']}: {runs} runs, standard error {error / (1 - found.goodput) * 100:.2f} %")
     assert error < 0.015 * (1 - found.goodput)
@@ -67,36 +44,14 @@ def ettr(case: dict[str, Any]) -> tuple[str, float, float]:
 
 
 def relative_mfu(case: dict[str, Any]) -> tuple[str, float, float]:
-    given = case["inputs"]
-    found = play(
-        {
-            "model.params": "70e9",
-            "cluster.gpus": str(given["gpus"]),
-            "cluster.gpus_per_node": str(given["gpus"] // given["nodes"]),
-            "checkpoint.pause": f"{given['pause_s']}s",
-            "checkpoint.cadence": f"{given['iter_s_inferred']}s",
-            "checkpoint.interference": "0",
-            "failures.mtbf": "1e12s",
-        },
-        runs=1,
-        days=0.5,
-    )
+    found = play(relative_mfu_flags(case), runs=1, days=0.5)
     assert found.tally.skipped == 0
     return "loss", 1 - found.goodput, 1 - case["published"]["relative_mfu_pct"] / 100
 
 
 def pauses(case: dict[str, Any]) -> tuple[str, float, float]:
-    given = case["inputs"]
-    found = play(
-        {
-            "checkpoint.pause": f"{given['pause_s']}s",
-            "checkpoint.cadence": f"{given['days'] * 86400 / given['saves']}s",
-            "failures.mtbf": "1e12s",
-            "checkpoint.interference": "0",
-        },
-        runs=1,
-        days=given["days"],
-    )
+    alone = {"failures.mtbf": "1e12s", "checkpoint.interference": "0"}
+    found = play(pauses_flags(case) | alone, runs=1, days=case["inputs"]["days"])
     return "loss", found.part("pause"), case["published"]["overhead_pct"] / 100
 
 

@@ -7,14 +7,13 @@ from typing import Any
 
 import typer
 
-from forebay.cli.output import NOT_MET, say_aside, say_json, write_text
+from forebay.cli.output import NOT_MET, say_json
+from forebay.cli.page import need_plots, write_page
 from forebay.cli.plan_flags import inputs_given, option, with_flags
-from forebay.errors import UsageError
-from forebay.plan.arithmetic import Plan, work, work_fleet
+from forebay.plan.arithmetic import work, work_fleet
 from forebay.plan.document import document_of
-from forebay.plan.fleet import Fleet
-from forebay.plan.solve import Solution, solve
-from forebay.plan.vary import POINTS, Sweep, sweep
+from forebay.plan.solve import solve
+from forebay.plan.vary import POINTS, sweep
 from forebay.plan.verdict import holds
 
 _SEVERAL = list[str] | None
@@ -23,12 +22,16 @@ _SEVERAL = list[str] | None
 def plan(**given: Any) -> None:
     """Work out what a checkpoint costs and what has to be true for a short pause."""
     inputs = inputs_given(given)
+    if given["html"] is not None:
+        need_plots()
     solutions = tuple(solve(inputs, key) for key in given["solve"] or ())
     sweeps = tuple(sweep(inputs, text, points=given["points"]) for text in given["sweep"] or ())
     worked = work(inputs)
     fleet = work_fleet(worked)
     if given["html"] is not None:
-        _write_page(given["html"], worked, fleet, solutions, sweeps)
+        from forebay.plan.report import page_of
+
+        write_page(given["html"], page_of(worked, fleet, solutions, sweeps))
     if given["as_json"]:
         say_json(document_of(worked, fleet, solutions, sweeps))
     else:
@@ -37,25 +40,6 @@ def plan(**given: Any) -> None:
         show_plan(worked, fleet, solutions, sweeps, given["inputs"])
     if not holds(worked):
         raise typer.Exit(NOT_MET)
-
-
-def _write_page(
-    path: Path,
-    worked: Plan,
-    fleet: Fleet,
-    solutions: tuple[Solution, ...],
-    sweeps: tuple[Sweep, ...],
-) -> None:
-    from forebay.plan.report import page_of
-
-    try:
-        text = page_of(worked, fleet, solutions, sweeps)
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"--html: {error.name} is not installed: pip install 'forebay[report]'"
-        ) from None
-    write_text(path, text, "--html")
-    say_aside(f"report: {path}")
 
 
 _OWN = (

@@ -27,7 +27,7 @@ def show_simulation(found: Simulation) -> None:
     """Print the parts of the run, times, counts and the filesystem's load."""
     scenario = found.scenario
     _title(scenario.plan.inputs.title, found.runs, found.days, found.seed)
-    SCREEN.print(_table(f"{scenario.name}", ("part", "of the run"), part_rows(found)))
+    SCREEN.print(_table(scenario.name, ("part", "of the run"), part_rows(found)))
     SCREEN.print(_table("times", TIME_COLUMNS, time_rows(found)))
     SCREEN.print(_table("counted, a run", ("what", "is"), count_rows(found)))
     SCREEN.print(_table("the durable tier", ("what", "is"), filesystem_rows(found)))

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from forebay.cli.output import say_aside, say_json, write_text
+from forebay.cli.page import need_plots, write_page
 from forebay.cli.plan_flags import inputs_given, option, with_flags
 from forebay.errors import UsageError
 from forebay.plan.arithmetic import work
 from forebay.plan.compare import FAR_S, NEAR_S, compare
-from forebay.plan.inputs import Inputs
+from forebay.plan.inputs import FIELDS, Inputs
 from forebay.plan.resolve import DAY_S
 from forebay.plan.scenario import Strategy, scenario_of
 from forebay.plan.sim_document import comparison_document, simulation_document
 from forebay.plan.simulate import RUNS, SEED, simulate
 from forebay.plan.trace import trace_of
-from forebay.units import parse_seconds
 
 _ONLY_COMPARED = ("vary", "near_cadence", "far_cadence")
 _ONLY_SINGLE = ("strategy", "no_pacing", "trace")
 _TEXT = str | None
+_, _CADENCE = FIELDS["checkpoint.cadence"]
 
 
 def play(**given: Any) -> None:
@@ -33,10 +33,10 @@ def play(**given: Any) -> None:
     bounds = {"runs": given["runs"], "days": days, "seed": given["seed"]}
     for name in _ONLY_SINGLE if given["compare"] else _ONLY_COMPARED:
         if given[name]:
-            flag, how = "--" + name.replace("_", "-"), "without" if given["compare"] else "with"
-            raise UsageError(f"{flag}: expected {how} --compare, found the opposite")
+            how = "without" if given["compare"] else "with"
+            raise UsageError(f"{_flag(name)}: expected {how} --compare, found the opposite")
     if given["html"] is not None:
-        _need_plots()  # before a minute of play, not after
+        need_plots()
     if given["compare"]:
         _compare(inputs, given, bounds)
     else:
@@ -56,7 +56,7 @@ def _single(inputs: Inputs, given: dict[str, Any], bounds: dict[str, Any]) -> No
     if given["html"] is not None:
         from forebay.plan.sim_report import simulation_page
 
-        _write_page(given["html"], simulation_page(found))
+        write_page(given["html"], simulation_page(found))
     if given["as_json"]:
         say_json(simulation_document(found))
     else:
@@ -67,14 +67,14 @@ def _single(inputs: Inputs, given: dict[str, Any], bounds: dict[str, Any]) -> No
 
 def _compare(inputs: Inputs, given: dict[str, Any], bounds: dict[str, Any]) -> None:
     near_s, far_s = (
-        usual_s if (text := given[name]) is None else _seconds(text, f"--{name.replace('_', '-')}")
+        usual_s if (text := given[name]) is None else float(_CADENCE.read(text, _flag(name)))
         for name, usual_s in (("near_cadence", NEAR_S), ("far_cadence", FAR_S))
     )
     found = compare(inputs, given["vary"], near_s=near_s, far_s=far_s, **bounds)
     if given["html"] is not None:
         from forebay.plan.sim_report import comparison_page
 
-        _write_page(given["html"], comparison_page(found, inputs.title))
+        write_page(given["html"], comparison_page(found, inputs.title))
     if given["as_json"]:
         say_json({"title": inputs.title, **bounds, **comparison_document(found)})
     else:
@@ -92,29 +92,8 @@ def _strategy(text: str | None) -> Strategy:
     return Strategy(text.strip().lower())
 
 
-def _seconds(text: str, flag: str) -> float:
-    try:
-        seconds = parse_seconds(text)
-    except UsageError as error:
-        raise UsageError(f"{flag}: {error}") from None
-    if not seconds > 0:
-        raise UsageError(f"{flag}: expected more than 0, found {text!r}")
-    return seconds
-
-
-def _need_plots() -> None:
-    try:
-        import_module("forebay.plan.sim_plots")
-    except ModuleNotFoundError as error:
-        name = (error.name or "plotly").partition(".")[0]
-        raise UsageError(
-            f"--html: expected {name}, found it not installed: pip install 'forebay[report]'"
-        ) from None
-
-
-def _write_page(path: Path, text: str) -> None:
-    write_text(path, text, "--html")
-    say_aside(f"report: {path}")
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 _OWN = (

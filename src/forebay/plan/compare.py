@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forebay.errors import UsageError
-from forebay.plan.arithmetic import work
 from forebay.plan.inputs import Inputs
-from forebay.plan.scenario import NoProgressError, Strategy, scenario_of, with_cadences
+from forebay.plan.scenario import NoProgressError, Strategy, plan_at, scenario_of
 from forebay.plan.simulate import Simulation, simulate
 from forebay.plan.vary import Variable, at, variable
 
@@ -62,10 +61,9 @@ def compare(
     rows: list[Row] = []
     for value in values:
         each = inputs if what is None or value is None else at(inputs, what, value)
-        plan = work(each, best=False)
         cadence_s = each.checkpoint.cadence_s
-        tiered = with_cadences(plan, near_s, far_s)
-        whole = with_cadences(plan, cadence_s)
+        tiered = plan_at(each, near_s, far_s)
+        whole = plan_at(each, cadence_s)
         for strategy, one, far in (
             (Strategy.SYNCHRONOUS, whole, cadence_s),
             (Strategy.ASYNCHRONOUS, whole, cadence_s),

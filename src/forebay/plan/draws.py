@@ -26,9 +26,7 @@ class Draws:
     __slots__ = (
         "_at",
         "_block",
-        "_copy",
         "_failures",
-        "_fixed",
         "_kinds",
         "_mtbf",
         "_ranks",
@@ -52,17 +50,13 @@ class Draws:
         self._mtbf = scenario.mtbf_s * NS
         self._tail, self._spread = checkpoint.tail, checkpoint.spread
         self._uneven = self._tail != "none" and self._spread > 0
-        self._fixed, self._copy = checkpoint.fixed_s, plan.pause.copy_s
-        if checkpoint.pause_s is not None:
-            self._fixed, self._copy = checkpoint.pause_s, 0.0
         self._ranks = sizes.writers
         by_name = {hop.name: hop.seconds for hop in plan.hops}
-        link_s = sizes.bytes_per_node / plan.inputs.storage.per_node_bytes_per_s
         # what no node can be slower or faster in, and what each takes by itself
         self._writes = (
             (0.0, by_name.get("nvme", 0.0)),
             (0.0, by_name.get("peer", 0.0)),
-            (sizes.checkpoint_bytes / scenario.drain_bytes_per_s, link_s),
+            (scenario.drain_s, scenario.link_s),
         )
         odds, self._kinds = 0.0, []
         for share in scenario.shares:
@@ -83,8 +77,9 @@ class Draws:
 
     def pause_ns(self) -> int:
         """One pause: fixed cost, the slowest copy, and what is written within it."""
-        seconds = self._fixed + self._slowest(self._copy, self._ranks)
-        if self._scenario.strategy is Strategy.SYNCHRONOUS:
+        scenario = self._scenario
+        seconds = scenario.fixed_s + self._slowest(scenario.copy_s, self._ranks)
+        if scenario.strategy is Strategy.SYNCHRONOUS:
             seconds += self._write_s(2)
         return max(0, round(seconds * NS))
 

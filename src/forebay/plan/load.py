@@ -6,7 +6,7 @@ BINS = 432  # of 54 days: three hours each
 
 
 class Load:
-    """Bytes written in each of ``BINS`` equal parts of a run, and the fastest write of each.
+    """Bytes written in each of up to ``BINS`` equal parts of a run, and the fastest write of each.
 
     Bounded, however many writes there are.
     """
@@ -15,13 +15,13 @@ class Load:
 
     def __init__(self, end_ns: int) -> None:
         self.bin_ns = max(1, -(-end_ns // BINS))
-        self.nbytes = [0.0] * BINS
-        self.peaks = [0.0] * BINS
+        bins = -(-end_ns // self.bin_ns)
+        self.nbytes, self.peaks = [0.0] * bins, [0.0] * bins
 
     def add(self, since_ns: int, until_ns: int, bytes_per_ns: float) -> None:
         """A write at an even rate."""
         first = since_ns // self.bin_ns
-        for index in range(first, min(BINS - 1, until_ns // self.bin_ns) + 1):
+        for index in range(first, min(len(self.nbytes) - 1, until_ns // self.bin_ns) + 1):
             low = max(since_ns, index * self.bin_ns)
             high = min(until_ns, (index + 1) * self.bin_ns)
             if high > low:

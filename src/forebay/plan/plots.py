@@ -25,6 +25,11 @@ COLOURS = {
     "peer": "#f58518",
     "durable": "#54a24b",
 }
+LOOK: dict[str, Any] = {
+    "template": "plotly_white",
+    "margin": {"l": 60, "r": 30, "t": 30, "b": 50},
+    "font": {"family": "system-ui, sans-serif", "size": 13},
+}
 _PARTS = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
 _PER_CENT = {"tickvals": list(_PARTS), "ticktext": [show_fraction(part) for part in _PARTS]}
 TICKS_S = (1e-3, 1e-2, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, 6 * 3600.0, 86400.0)
@@ -179,13 +184,7 @@ def _line(x: list[float], y: list[float], name: str, colour: str, **more: Any) -
 
 
 def _axes(figure: Any, title: str, kind: Kind) -> None:
-    figure.update_layout(
-        template="plotly_white",
-        height=420,
-        margin={"l": 60, "r": 30, "t": 30, "b": 50},
-        legend={"orientation": "h", "y": 1.12},
-        font={"family": "system-ui, sans-serif", "size": 13},
-    )
+    figure.update_layout(**LOOK, height=420, legend={"orientation": "h", "y": 1.12})
     figure.update_xaxes(type="log", title=title)
     if kind is Kind.SECONDS:
         figure.update_xaxes(

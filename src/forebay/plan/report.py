@@ -12,6 +12,7 @@ from forebay.plan.chain import chain_of
 from forebay.plan.document import inputs_of
 from forebay.plan.figure import Kind
 from forebay.plan.fleet import Fleet
+from forebay.plan.inputs import Inputs
 from forebay.plan.solve import Solution, bound_text
 from forebay.plan.vary import Sweep
 from forebay.plan.verdict import conditions_of, goals_of, needs
@@ -49,7 +50,6 @@ def page_of(
     Raises ModuleNotFoundError without plotly.
     """
     conditions = conditions_of(plan)
-    inputs = inputs_of(plan.inputs).items()
     parts = [
         f"<h1>{escape(plan.inputs.title)}</h1>",
         '<p class="sub">What a checkpoint takes and costs, and what has to be true for that.</p>',
@@ -111,9 +111,7 @@ def page_of(
     for sweep in sweeps:
         parts.append(f"<h2>Sweep of {escape(sweep.variable.key)}</h2>")
         parts.append(plot_html(plots.swept(sweep)))
-    rows = ((name, each["text"], each["source"]) for name, each in inputs)
-    parts.append("<details><summary>Every input and where it comes from</summary>")
-    parts.append(table_html(("input", "value", "from"), rows) + "</details>")
+    parts += inputs_html(plan.inputs)
     return document_html(plan.inputs.title, parts)
 
 
@@ -178,6 +176,15 @@ def _fleet(plan: Plan, fleet: Fleet) -> list[tuple[str, str]]:
             )
         )
     return rows
+
+
+def inputs_html(inputs: Inputs) -> list[str]:
+    """Every input with its source, folded, as markup."""
+    rows = ((name, each["text"], each["source"]) for name, each in inputs_of(inputs).items())
+    return [
+        "<details><summary>Every input and where it comes from</summary>",
+        table_html(("input", "value", "from"), rows) + "</details>",
+    ]
 
 
 def plot_html(figure: Any, *, first: bool = False) -> str:

@@ -131,9 +131,7 @@ class Run:
 
     def _writes_from(self, image: Image) -> int:
         """When in a synchronous pause the filesystem begins to be written to."""
-        scenario = self._scenario
-        write_s = scenario.plan.sizes.checkpoint_bytes / scenario.drain_bytes_per_s
-        return max(image.began_ns, self._mode_end - round(write_s * NS))
+        return max(image.began_ns, self._mode_end - round(self._scenario.drain_s * NS))
 
     def _fail(self) -> None:
         """A failure: what it leaves decides what the run goes back to."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from forebay.errors import UsageError
 from forebay.plan import hops
 from forebay.plan.arithmetic import Plan, work
-from forebay.plan.inputs import TIERS
+from forebay.plan.inputs import TIERS, Inputs
 from forebay.plan.resolve import DAY_S, FOLLOWS_CADENCE
 
 NS = 1_000_000_000
@@ -44,6 +44,10 @@ class Scenario:
     paced: bool
     tiers: tuple[bool, ...]
     """Which of memory, local, peer and durable there are."""
+    fixed_s: float
+    """Of the pause; all of it, where the pause is given."""
+    copy_s: float
+    """Of a typical rank, in the pause."""
     cadence_ns: int
     peer_every: int
     """Every how many checkpoints one goes to the peer."""
@@ -61,6 +65,17 @@ class Scenario:
     interference: float
     disturbs: tuple[float, float, float]
     """How much of the interference a write to local, peer and durable has while it lasts."""
+
+    @property
+    def drain_s(self) -> float:
+        """All of a checkpoint on its way to the durable tier."""
+        return self.plan.sizes.checkpoint_bytes / self.drain_bytes_per_s
+
+    @property
+    def link_s(self) -> float:
+        """A node's part through its own link to the durable tier."""
+        storage = self.plan.inputs.storage
+        return self.plan.sizes.bytes_per_node / storage.per_node_bytes_per_s
 
     @property
     def name(self) -> str:
@@ -98,6 +113,8 @@ def scenario_of(
         strategy=strategy,
         paced=paced,
         tiers=on,
+        fixed_s=checkpoint.fixed_s if checkpoint.pause_s is None else checkpoint.pause_s,
+        copy_s=plan.pause.copy_s if checkpoint.pause_s is None else 0.0,
         cadence_ns=max(1, round(cadence_s * NS)),
         peer_every=_whole(checkpoint.peer_cadence_s, cadence_s),
         durable_every=_whole(checkpoint.durable_cadence_s, cadence_s) if near else 1,
@@ -155,25 +172,21 @@ def stuck(scenario: Scenario, run_s: float) -> None:
 
 def typical_pause_s(scenario: Scenario) -> float:
     """The pause without its tail, in seconds."""
-    plan = scenario.plan
-    checkpoint = plan.inputs.checkpoint
-    pause_s = checkpoint.fixed_s + plan.pause.copy_s
-    if checkpoint.pause_s is not None:
-        pause_s = checkpoint.pause_s
+    pause_s = scenario.fixed_s + scenario.copy_s
     if scenario.strategy is Strategy.SYNCHRONOUS:
-        pause_s += plan.sizes.checkpoint_bytes / scenario.drain_bytes_per_s
+        pause_s += scenario.drain_s
     return pause_s
 
 
-def with_cadences(plan: Plan, cadence_s: float, durable_s: float | None = None) -> Plan:
-    """The same plan with other cadences, in seconds; the peer's follows the near one."""
+def plan_at(inputs: Inputs, cadence_s: float, durable_s: float | None = None) -> Plan:
+    """The plan of these inputs with other cadences, in seconds; the peer's follows the near one."""
     checkpoint = replace(
-        plan.inputs.checkpoint,
+        inputs.checkpoint,
         cadence_s=cadence_s,
         peer_cadence_s=cadence_s,
         durable_cadence_s=cadence_s if durable_s is None else durable_s,
     )
-    return work(replace(plan.inputs, checkpoint=checkpoint), best=False)
+    return work(replace(inputs, checkpoint=checkpoint), best=False)
 
 
 def _whole(outer_s: float, inner_s: float) -> int:

@@ -8,7 +8,6 @@ from forebay.plan.compare import Comparison, Row
 from forebay.plan.document import inputs_of
 from forebay.plan.inputs import TIERS, value_of
 from forebay.plan.load import Load
-from forebay.plan.resolve import DAY_S
 from forebay.plan.scenario import NS, Scenario
 from forebay.plan.simulate import Simulation
 from forebay.plan.story import Story
@@ -16,6 +15,8 @@ from forebay.plan.tally import COUNTS, PARTS
 
 KINDS = ("process", "host", "node", "rack")
 """Failures by the nearest tier that they leave, in the order of ``TIERS``."""
+SOURCES = (*TIERS, "nothing")
+"""What a run goes back to after one."""
 
 
 def simulation_document(found: Simulation) -> dict[str, Any]:
@@ -76,10 +77,10 @@ def _figures(found: Simulation) -> dict[str, Any]:
         },
         "checkpoints": {name: getattr(tally, name) for name in COUNTS},
         "failures": dict(zip(KINDS, tally.failures, strict=True)),
-        "recovered_from": dict(zip((*TIERS, "nothing"), tally.recovered, strict=True)),
+        "recovered_from": dict(zip(SOURCES, tally.recovered, strict=True)),
         "lost_work_s": {**tally.lost.document(NS), "total": tally.lost.total / NS},
         "restart_s": tally.restarts.document(NS),
-        "filesystem": filesystem_of(found),
+        "filesystem": {**filesystem_of(found), "load": _load(found.load)},
         "first_run": _story(found.story),
     }
 
@@ -91,7 +92,7 @@ def _story(story: Story) -> dict[str, Any]:
             {
                 "at_s": each.at_ns / NS,
                 "kind": KINDS[each.kind],
-                "went_back_to": (*TIERS, "nothing")[each.source],
+                "went_back_to": SOURCES[each.source],
                 "lost_s": each.lost_ns / NS,
             }
             for each in story.failures
@@ -114,18 +115,16 @@ def filesystem_of(found: Simulation) -> dict[str, Any]:
         "asked_share": None if rate is None else (scenario.asked_bytes_per_s if peak else 0) / rate,
         "mean_share": None if rate is None else mean / rate,
         "busy_part": tally.drain_ns / tally.total_ns,
-        "load": _load(found.load, found.days),
     }
 
 
-def _load(load: Load, days: float) -> dict[str, Any]:
+def _load(load: Load) -> dict[str, Any]:
     """Of the first run: bytes/s on average in each bin, and the fastest in it."""
     width_s = load.bin_ns / NS
-    last = max(1, min(len(load.nbytes), -(-round(days * DAY_S * NS) // load.bin_ns)))
     return {
         "bin_s": width_s,
-        "mean_bytes_per_s": [nbytes / width_s for nbytes in load.nbytes[:last]],
-        "peak_bytes_per_s": [peak * NS for peak in load.peaks[:last]],
+        "mean_bytes_per_s": [nbytes / width_s for nbytes in load.nbytes],
+        "peak_bytes_per_s": [peak * NS for peak in load.peaks],
     }
 
 

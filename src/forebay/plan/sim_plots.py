@@ -8,14 +8,13 @@ import plotly.graph_objects as go
 
 from forebay.plan.histogram import Histogram
 from forebay.plan.inputs import TIERS
-from forebay.plan.plots import COLOURS, TICKS_S
+from forebay.plan.plots import COLOURS, LOOK, TICKS_S
 from forebay.plan.resolve import DAY_S
 from forebay.plan.scenario import NS
-from forebay.plan.sim_document import KINDS
+from forebay.plan.sim_document import KINDS, SOURCES
 from forebay.plan.simulate import Simulation
+from forebay.plan.tally import LOSSES
 from forebay.units import show_fraction, show_seconds
-
-LOSSES = ("pause", "rework", "restart", "interference")
 
 
 def losses(named: list[tuple[str, Simulation]]) -> Any:
@@ -41,14 +40,13 @@ def losses(named: list[tuple[str, Simulation]]) -> Any:
 
 def filesystem(found: Simulation) -> Any:
     """The first run's load on the durable tier: average in each bin, and the fastest write."""
-    load, end_ns = found.load, found.days * DAY_S * NS
+    load = found.load
     width_s = load.bin_ns / NS
-    used = max(1, min(len(load.nbytes), int(-(-end_ns // load.bin_ns))))
-    days = [index * width_s / DAY_S for index in range(used)]
+    days = [index * width_s / DAY_S for index in range(len(load.nbytes))]
     figure = go.Figure()
     for name, values, colour in (
-        ("fastest write", [peak * NS / 1e9 for peak in load.peaks[:used]], "#e45756"),
-        ("average", [nbytes / width_s / 1e9 for nbytes in load.nbytes[:used]], "#54a24b"),
+        ("fastest write", [peak * NS / 1e9 for peak in load.peaks], "#e45756"),
+        ("average", [nbytes / width_s / 1e9 for nbytes in load.nbytes], "#54a24b"),
     ):
         figure.add_trace(
             go.Scatter(x=days, y=values, name=name, line={"shape": "hv", "color": colour})
@@ -85,7 +83,7 @@ def timeline(found: Simulation) -> Any:
                 marker={"size": 5, "symbol": kind, "color": COLOURS[TIERS[kind]]},
                 text=[
                     f"{show_seconds(failures[index].lost_ns / NS)} lost, back to "
-                    f"{(*TIERS, 'nothing')[failures[index].source]}"
+                    f"{SOURCES[failures[index].source]}"
                     for index in which
                 ],
             )
@@ -158,11 +156,6 @@ def _time_axis(figure: Any, title: str, least_s: float, most_s: float) -> None:
 
 
 def _styled(figure: Any, height: int = 360) -> Any:
-    figure.update_layout(
-        template="plotly_white",
-        height=height,
-        margin={"l": 60, "r": 30, "t": 30, "b": 50},
-        legend={"orientation": "h", "y": 1, "yanchor": "bottom"},
-        font={"family": "system-ui, sans-serif", "size": 13},
-    )
+    legend = {"orientation": "h", "y": 1, "yanchor": "bottom"}
+    figure.update_layout(**LOOK, height=height, legend=legend)
     return figure

@@ -6,8 +6,7 @@ from html import escape
 
 from forebay.plan import sim_plots
 from forebay.plan.compare import Comparison
-from forebay.plan.document import inputs_of
-from forebay.plan.report import document_html, plot_html, table_html
+from forebay.plan.report import document_html, inputs_html, plot_html, table_html
 from forebay.plan.sim_rows import (
     COMPARED,
     MORE_COMPARED,
@@ -48,12 +47,7 @@ def simulation_page(found: Simulation) -> str:
         table_html(TIME_COLUMNS, time_rows(found)),
         "<h2>Counted, a run</h2>",
         table_html(("what", "is"), count_rows(found)),
-        "<details><summary>Every input and where it comes from</summary>",
-        table_html(
-            ("input", "value", "from"),
-            ((name, each["text"], each["source"]) for name, each in inputs_of(inputs).items()),
-        )
-        + "</details>",
+        *inputs_html(inputs),
     ]
     return document_html(inputs.title, parts)
 

@@ -6,7 +6,7 @@ from forebay.plan.compare import Comparison, Row
 from forebay.plan.histogram import Histogram
 from forebay.plan.inputs import TIERS
 from forebay.plan.scenario import NS, Strategy
-from forebay.plan.sim_document import KINDS, filesystem_of
+from forebay.plan.sim_document import KINDS, SOURCES, filesystem_of
 from forebay.plan.simulate import Simulation
 from forebay.plan.tally import PARTS
 from forebay.units import show_count, show_fraction, show_rate, show_seconds
@@ -53,7 +53,7 @@ def count_rows(found: Simulation) -> Rows:
     )
     back = ", ".join(
         f"{name} {per(count)}"
-        for name, count in zip((*TIERS, "nothing"), tally.recovered, strict=True)
+        for name, count in zip(SOURCES, tally.recovered, strict=True)
         if count
     )
     return [

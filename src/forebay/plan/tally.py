@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, fields
 
 from forebay.plan.histogram import Histogram
 
-PARTS = ("useful", "pause", "rework", "restart", "interference")
+LOSSES = ("pause", "rework", "restart", "interference")
+PARTS = ("useful", *LOSSES)
 COUNTS = (
     "due",
     "taken",

@@ -46,9 +46,8 @@ def trace_of(scenario: Scenario, *, seed: int) -> dict[str, Any]:
         fixed_s, copies = 0.0, [checkpoint.pause_s] * nodes
     locals_ = times(hops["nvme"].seconds) if local else [0.0] * nodes
     peers = times(hops["peer"].seconds) if peer else [0.0] * nodes
-    links = times(sizes.bytes_per_node / plan.inputs.storage.per_node_bytes_per_s)
-    paced_s = sizes.checkpoint_bytes / scenario.drain_bytes_per_s
-    drains = [max(paced_s, link_s) for link_s in links]
+    links = times(scenario.link_s)
+    drains = [max(scenario.drain_s, link_s) for link_s in links]
     copied_s = fixed_s + max(copies)
     in_pause = scenario.strategy is Strategy.SYNCHRONOUS
     pause_s = copied_s + (max(drains) if in_pause else 0.0)

@@ -19,6 +19,8 @@ import psutil
 import pytest
 
 from forebay.commit.catalog import Catalog
+from forebay.drain.journal import Accepted, Journal, journal_path
+from forebay.drain.slots import Slots
 from forebay.drain.wire import ask
 from forebay.format import names
 from forebay.format.digests import digest
@@ -258,6 +260,40 @@ def test_an_agent_started_late_finds_what_is_staged(job: Job) -> None:
     job.players[0].die()
     job.start(linger_s=0.2).wait(TIMEOUT_S)
     job.check(4)
+
+
+def test_what_is_staged_after_a_reboot_is_not_freed_for_what_was_lost(job: Job) -> None:
+    """The first arenas after a reboot have the names of those whose images went with the memory."""
+    (job.root / "local").mkdir()
+    job.config(local=str(job.root / "local"))
+    lost = [job.player(rank, 2) for rank in (0, 1)]
+    slots = Slots(job.directory)
+    journal = Journal(journal_path(job.directory, local_home(job)))
+    local_home(job).mkdir()
+    for player in lost:
+        player.fill(7)
+    slots.refresh()
+    for ticket in slots.occupied():
+        said = Accepted(
+            arena=ticket.arena, slot=ticket.slot, layout=ticket.layout, stamp=ticket.stamp
+        )
+        journal.write(said)
+    journal.close()
+    slots.close()
+    for player in lost:
+        player.die()
+    shutil.rmtree(job.directory)
+    job.players.clear()
+    job.config()
+    again = [job.player(rank, 2) for rank in (0, 1)]
+    for before, player in zip(lost, again, strict=True):
+        assert (player.fill(8, attempt="a2"), player.arena) == (0, before.arena)
+    job.start()
+    for player in again:
+        player.connect("a2")
+    assert job.settle().settled
+    assert "step=7 attempt=a1 why=rank 0: its image is in no slot" in job.log()
+    job.check(8, "a2")
 
 
 def _slow(job: Job, **options: Any) -> tuple[subprocess.Popen[bytes], Player, Player]:

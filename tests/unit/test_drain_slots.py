@@ -39,10 +39,10 @@ def test_a_staged_slot_is_found_once_and_again_when_refilled(
     player.fill(3)
     (ticket,) = slots.occupied()
     assert (ticket.stamp.step, ticket.layout, ticket.slot) == (3, player.layout, 0)
-    slots.take(ticket)
+    hold = slots.take(ticket)
     assert player.state(0) is SlotState.DRAINING
     assert slots.occupied() == []
-    slots.release(ticket.arena, ticket.slot)
+    slots.release(ticket.arena, ticket.slot, hold)
     assert player.state(0) is SlotState.FREE
     player.fill(4)
     assert [t.stamp.step for t in slots.occupied()] == [4]
@@ -67,10 +67,11 @@ def test_a_slot_that_drains_by_nobody_is_found(tmp_path: Path, player: Player) -
 def test_the_image_is_the_slots_own_memory(tmp_path: Path, player: Player) -> None:
     player.fill(1)
     slots = opened(tmp_path)
-    image = slots.image(player.arena, 0)
+    hold = slots.take(slots.occupied()[0])
+    image = slots.image(player.arena, 0, hold)
     assert bytes(image[: len(player.image.header)]) == player.image.header
     with pytest.raises(StoreError, match="gone"):
-        slots.image("rank-00099.0.arena", 0)
+        slots.image("rank-00099.0.arena", 0, hold)
     image.release()
 
 
@@ -127,13 +128,20 @@ def test_files_that_are_no_arenas_are_passed_over(tmp_path: Path, player: Player
 def test_an_arena_replaced_under_its_name_is_mapped_anew(tmp_path: Path, player: Player) -> None:
     slots = opened(tmp_path)
     player.fill(1)
-    slots.take(slots.occupied()[0])
+    hold = slots.take(slots.occupied()[0])
     (tmp_path / player.arena).unlink()
     player.die()
     again = Player(tmp_path, "/run")
     again.fill(1)
     slots.refresh()
     assert [t.slot for t in slots.occupied()] == [0]
+    now = slots.take(slots.occupied()[0])
+    with pytest.raises(StoreError, match="gone"):
+        slots.image(player.arena, 0, hold)  # those bytes are another snapshot's
+    slots.release(player.arena, 0, hold)
+    assert again.state(0) is SlotState.DRAINING
+    slots.release(player.arena, 0, now)
+    assert again.state(0) is SlotState.FREE
     again.die()
 
 

@@ -78,14 +78,14 @@ class Drainer:
         known = self._snapshots.all.get((ticket.stamp.step, ticket.stamp.attempt))
         if known is not None and (known.final or ticket.layout.rank in known.parts):
             # It came too late, or twice: the rank hears how the snapshot ended.
-            self._slots.take(ticket)
+            part.hold = self._slots.take(ticket)
             self._snapshots.free(part)
             self._snapshots.tell(known)
             return
         self._snapshots.note(
             Accepted(arena=ticket.arena, slot=ticket.slot, layout=ticket.layout, stamp=ticket.stamp)
         )
-        self._slots.take(ticket)
+        part.hold = self._slots.take(ticket)
         self.start(self._snapshots.enter(part), part)
 
     def start(self, snapshot: Snapshot, part: Part) -> None:
@@ -171,7 +171,7 @@ class Drainer:
     async def _from_slot(self, snapshot: Snapshot, part: Part) -> None:
         layout = part.layout
         part.reading = True
-        area = self._slots.image(part.arena, part.slot)
+        area = self._slots.image(part.arena, part.slot, part.hold)
         image = area[: layout.image_bytes]
         hashing = asyncio.ensure_future(self._work.move(spill.hash_slot, area, layout))
         try:

@@ -56,7 +56,8 @@ class Digests:
 class Part:
     """One rank's part of a snapshot: its ticket, where its slot is, how far it came.
 
-    ``slot_held`` is True until the slot is given back, ``reading`` while a thread reads it.
+    ``hold`` is what the slots gave for its slot, None when it has none (any more); ``reading`` is
+    True while a thread reads it.
     ``direct`` says that the image goes past the local tier; ``uploading`` that it began to leave;
     ``upload`` is id and part size of the store's upload, once it has one that may be gone on with.
     """
@@ -67,7 +68,7 @@ class Part:
     slot: int
     state: PartState = PartState.STAGED
     digests: Digests | None = None
-    slot_held: bool = True
+    hold: int | None = None
     reading: bool = False
     direct: bool = False
     uploading: bool = False

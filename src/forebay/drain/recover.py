@@ -49,14 +49,13 @@ def recover(
     except OSError as error:
         emit("journal.lost", level=40, why=error)
     slots.refresh()
-    in_slots = _adopt(slots, snapshots)
+    _adopt(slots, snapshots)
     for snapshot in snapshots.unfinished:
         if snapshot.phase is Phase.SEALED:
             work.start(finisher.commit(snapshot))
             continue
         for part in snapshot.parts.values():
-            if part.state is PartState.STAGED and id(part) not in in_slots:
-                part.slot_held = False
+            if part.state is PartState.STAGED and part.hold is None:
                 why = f"rank {part.layout.rank}: its image is in no slot and in no tier any more"
                 snapshots.abandon(snapshot, why)
         for part in snapshot.parts.values():
@@ -111,25 +110,20 @@ def _reached(part: Part, line: Spilled) -> None:
     part.direct = state is PartState.UPLOADED and part.state is PartState.STAGED
     part.uploading = state is PartState.UPLOADED
     part.done_bytes = part.layout.image_bytes if part.uploading else 0
-    part.slot_held = False
     part.move(state)
 
 
-def _adopt(slots: Slots, snapshots: Snapshots) -> set[int]:
-    """Match occupied slots with the replayed parts; ids of parts whose image is in its slot.
+def _adopt(slots: Slots, snapshots: Snapshots) -> None:
+    """Match occupied slots with the replayed parts, which hold them from now on.
 
     A slot whose image went on before the earlier agent could free it is freed now. One that the
     journal does not know is left for the scan.
     """
-    found: set[int] = set()
     for ticket in slots.occupied():
         snapshot = snapshots.all.get((ticket.stamp.step, ticket.stamp.attempt))
         part = None if snapshot is None else snapshot.parts.get(ticket.layout.rank)
         if part is None or (part.arena, part.slot) != (ticket.arena, ticket.slot):
             continue
-        slots.take(ticket)
-        if part.state is PartState.STAGED:
-            found.add(id(part))
-        else:
-            slots.release(ticket.arena, ticket.slot)
-    return found
+        part.hold = slots.take(ticket)
+        if part.state is not PartState.STAGED:
+            snapshots.free(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import stat
@@ -54,7 +55,8 @@ class Slots:
         self._directory = directory
         self._maps: dict[str, tuple[ArenaHead, mmap.mmap, memoryview, int]] = {}
         self._bad: set[tuple[str, int]] = set()
-        self._taken: dict[tuple[str, int], int] = {}
+        self._taken: dict[tuple[str, int], tuple[int, int]] = {}  # fills, hold
+        self._holds = itertools.count()
 
     def refresh(self) -> None:
         """Map arenas that are new and drop those that another one has replaced.
@@ -125,13 +127,14 @@ class Slots:
         with view[start : start + head.control_bytes] as control:
             try:
                 words = read_words(control[:WORD_BYTES], head, name)
-                if self._taken.get((name, slot)) == words.fills:
+                taken = self._taken.get((name, slot))
+                if taken is not None and taken[0] == words.fills:
                     return None
                 layout, stamp = read_ticket(control, words, name)
                 check_ticket(layout, stamp, head, f"{name}, slot {slot}")
             except FormatError as error:
                 emit("slot.refused", level=40, why=error)
-                self.release(name, slot)
+                self._set(name, slot, SlotState.FREE)
                 return None
         return Ticket(
             arena=name,
@@ -142,26 +145,36 @@ class Slots:
             stamp=stamp,
         )
 
-    def image(self, name: str, slot: int) -> memoryview:
-        """The image area of a slot; hold it only while the slot is DRAINING.
+    def image(self, name: str, slot: int, hold: int | None) -> memoryview:
+        """The image area of a slot; keep it only while the slot is DRAINING.
 
-        Raises StoreError when the arena is gone.
+        Raises StoreError when the arena is gone: another one may have its name by now.
         """
-        if name not in self._maps:
+        if not self._holds_still(name, slot, hold):
             raise StoreError(f"{self._directory / name}: the arena is gone")
         head, _, view, _ = self._maps[name]
         start = head.image_start(slot)
         return view[start : start + head.image_bytes]
 
-    def take(self, ticket: Ticket) -> None:
-        """STAGED -> DRAINING; the slot is not found ``occupied`` again until its next fill."""
-        self._taken[ticket.arena, ticket.slot] = ticket.fills
-        self._set(ticket.arena, ticket.slot, SlotState.DRAINING)
+    def take(self, ticket: Ticket) -> int:
+        """STAGED -> DRAINING; the slot is not found ``occupied`` again until its next fill.
 
-    def release(self, name: str, slot: int) -> None:
+        Returns the hold: what tells this fill from those of an arena that takes the name later, as
+        the first one after a reboot does.
+        """
+        hold = next(self._holds)
+        self._taken[ticket.arena, ticket.slot] = ticket.fills, hold
+        self._set(ticket.arena, ticket.slot, SlotState.DRAINING)
+        return hold
+
+    def release(self, name: str, slot: int, hold: int | None) -> None:
         """DRAINING -> FREE: the bytes are safe in the next tier, or given up."""
-        if name in self._maps:
+        if self._holds_still(name, slot, hold):
             self._set(name, slot, SlotState.FREE)
+
+    def _holds_still(self, name: str, slot: int, hold: int | None) -> bool:
+        taken = self._taken.get((name, slot))
+        return hold is not None and taken is not None and taken[1] == hold
 
     def _set(self, name: str, slot: int, state: SlotState) -> None:
         head, _, view, _ = self._maps[name]

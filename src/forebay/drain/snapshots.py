@@ -74,9 +74,9 @@ class Snapshots:
 
     def free(self, part: Part) -> None:
         """Give the part's slot back, unless a thread still reads it: then that ends with this."""
-        if part.slot_held and not part.reading:
-            part.slot_held = False
-            self._slots.release(part.arena, part.slot)
+        if not part.reading:
+            self._slots.release(part.arena, part.slot, part.hold)
+            part.hold = None
 
     def advance(self, snapshot: Snapshot, phase: Phase) -> None:
         """Go on to ``phase`` if the snapshot is not there or beyond."""

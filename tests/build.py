@@ -16,13 +16,13 @@ from forebay.format.record import (
     ColumnWriter,
     Record,
     Shard,
-    Stored,
     Tree,
     Witness,
     write_record,
 )
 from forebay.format.shard import plan_image
 from forebay.format.slices import Box, Slice, TensorKey
+from forebay.format.stored import Stored
 from forebay.storage.store import Store
 
 STEP, ATTEMPT, RUN = 7, "first", "/runs/one"

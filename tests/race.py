@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from forebay.commit.catalog import Catalog
-from forebay.commit.gather import check_records, wait_for_records
+from forebay.commit.gather import gather
 from forebay.commit.publish import publish
 from forebay.format import names
 from forebay.storage.address import open_store
@@ -34,8 +34,7 @@ def racer(url: str, attempt: str) -> None:
     store = open_store(url)
     for line in sys.stdin:
         step = int(line)
-        gathered = wait_for_records(store, step, attempt, nodes=2, timeout_s=60)
-        checked = check_records(store, gathered)
+        checked = gather(store, step, attempt, nodes=2, timeout_s=60)
         print("ready", flush=True)
         sys.stdin.readline()
         verdict, manifest = publish(store, checked)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from forebay.commit.catalog import pack_entries
-from forebay.commit.gather import check_records, read_one
+from forebay.commit.gather import gather
 from forebay.commit.publish import publish
 from forebay.drain.cadence import Word
 from forebay.drain.journal import Accepted, Began, Ended, Spilled, Uploaded
@@ -44,8 +44,8 @@ def store() -> MemoryStore:
     made = MemoryStore()
     for step in (STEP, STEP + 1):
         put_nodes(made, two_nodes(step=step, names=["a", ("b", 1.5)], extra={"k": b"v"}), step=step)
-        gathered = [one for node in (0, 1) if (one := read_one(made, step, ATTEMPT, node))]
-        publish(made, check_records(made, gathered), clock=lambda: 1.0)
+        checked = gather(made, step, ATTEMPT, nodes=2, timeout_s=0.0)
+        publish(made, checked, clock=lambda: 1.0)
     return made
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import forebay
 from forebay.commit.catalog import Catalog
-from forebay.commit.gather import check_records, read_one
+from forebay.commit.gather import gather
 from forebay.commit.publish import publish
 from forebay.errors import DamagedError, ForebayError, StoreError
 from forebay.format import names
@@ -60,8 +60,7 @@ def run(tmp_path: Path) -> Path:
     for step, attempt in ((STEP, ATTEMPT), (STEP + 1, ATTEMPT), (STEP, "other")):
         put_nodes(store, two_nodes(), step=step, attempt=attempt)
         if attempt == ATTEMPT:
-            found = [one for node in (0, 1) if (one := read_one(store, step, attempt, node))]
-            publish(store, check_records(store, found))
+            publish(store, gather(store, step, attempt, nodes=2, timeout_s=0.0))
     (tmp_path / "secret").write_bytes((root / KEY).read_bytes())
     return root
 

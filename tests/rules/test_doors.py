@@ -25,7 +25,7 @@ DOORS: dict[str, set[str]] = {
     "torch": TORCH,
     "torchdata": {"demo/loader.py"},
     "obstore": {"storage/remote.py"},
-    "pyarrow": {"format/index.py"},
+    "pyarrow": {"format/index.py", "format/row_group.py"},
     "typer": {"cli/*"},
     "yaml": {"cli/*", "doctor/report.py"},
     "plotly": {"plan/plots.py", "plan/sim_plots.py"},

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from forebay.errors import DamagedError, MismatchError
 from forebay.format import digests
-from forebay.format.record import Stored
 from forebay.format.slices import Box, TensorKey
+from forebay.format.stored import Stored
 from forebay.restore import fetch as fetch_module
 from forebay.restore import reads
 from forebay.restore.fetch import Fetched, fetch

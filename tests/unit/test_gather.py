@@ -7,9 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from forebay.commit.gather import Checked, Gathered, check_records, read_one, wait_for_records
+from forebay.commit.gather import Checked, Gathered, Gathering, gather, read_one
 from forebay.errors import ConflictError, DeadlineError, FormatError, IncompleteError
 from forebay.format import names
+from forebay.format.index import write_index
+from forebay.format.manifest import Ref
 from forebay.format.record import Record, write_record
 from forebay.format.slices import Box
 from forebay.storage.memory import MemoryStore
@@ -33,6 +35,13 @@ def gathered(store: MemoryStore, nodes: int = 2) -> list[Gathered]:
     return found  # type: ignore[return-value]
 
 
+def check_records(store: MemoryStore, found: list[Gathered], nodes: int | None = None) -> Checked:
+    gathering = Gathering(store, STEP, ATTEMPT, found[0].record.nodes if nodes is None else nodes)
+    for one in found:
+        gathering.take(one)
+    return gathering.check()
+
+
 def check(nodes: list[dict[int, Rank]]) -> Checked:
     store = MemoryStore()
     put_nodes(store, nodes)
@@ -47,7 +56,7 @@ def test_a_good_checkpoint() -> None:
         ("w", 0),
         ("w", 1),
     ]
-    assert found.first.node == 0
+    assert (found.nodes, found.world_size, len(found.refs)) == (2, 2, 2)
 
 
 class Clock:
@@ -66,8 +75,8 @@ class Clock:
         self.then.get(self.slept, lambda: None)()
 
 
-def wait(store: MemoryStore, clock: Clock, *, nodes: int, timeout_s: float) -> list[Gathered]:
-    return wait_for_records(
+def wait(store: MemoryStore, clock: Clock, *, nodes: int, timeout_s: float) -> Checked:
+    return gather(
         store,
         STEP,
         ATTEMPT,
@@ -78,20 +87,28 @@ def wait(store: MemoryStore, clock: Clock, *, nodes: int, timeout_s: float) -> l
     )
 
 
+def copy_shards(ready: MemoryStore, store: MemoryStore) -> None:
+    for one in ready.list("data/"):
+        if one.key.endswith(".safetensors"):
+            store.put(one.key, ready.get(one.key, max_bytes=1 << 20))
+
+
 def test_records_are_taken_as_they_arrive() -> None:
     store, ready = MemoryStore(), MemoryStore()
     records = put_nodes(ready, two_nodes())
     clock = Clock(
         {2: lambda: put_record(store, records[1]), 4: lambda: put_record(store, records[0])}
     )
+    copy_shards(ready, store)
     found = wait(store, clock, nodes=2, timeout_s=60)
-    assert [one.record for one in found] == records
+    assert [ref.key for ref in found.refs] == [names.record_key(STEP, ATTEMPT, n) for n in (0, 1)]
     assert clock.slept == 4
 
 
 def test_a_missing_node_is_named_at_the_deadline() -> None:
-    store = MemoryStore()
-    put_record(store, put_nodes(MemoryStore(), two_nodes())[0])
+    store, ready = MemoryStore(), MemoryStore()
+    put_record(store, put_nodes(ready, two_nodes())[0])
+    copy_shards(ready, store)
     clock = Clock()
     with pytest.raises(
         DeadlineError, match="step 7, attempt first: no record of nodes 1 after 30 s"
@@ -114,8 +131,7 @@ def test_a_record_in_another_s_place_is_refused() -> None:
         read_one(store, STEP, ATTEMPT, 0)
 
 
-def changed(node: int, **fields: Any) -> list[Gathered]:
-    store = MemoryStore()
+def changed(store: MemoryStore, node: int, **fields: Any) -> list[Gathered]:
     put_nodes(store, two_nodes())
     found = gathered(store)
     record = msgspec.structs.replace(found[node].record, **fields)
@@ -128,31 +144,45 @@ def changed(node: int, **fields: Any) -> list[Gathered]:
     [("run", "/other"), ("world_size", 3), ("nodes", 3), ("attempt", "b"), ("step", 8)],
 )
 def test_records_of_different_runs_conflict(what: str, value: object) -> None:
+    store = MemoryStore()
+    found = changed(store, 1, **{what: value})
     with pytest.raises(ConflictError, match=f"node 1 has {what}"):
-        check_records(MemoryStore(), changed(1, **{what: value}))
+        check_records(store, found)
+    with pytest.raises(ConflictError, match=f"node 0 has {what}|node 1 is of 3, expected 2"):
+        check_records(store, found[::-1], 2)
+
+
+def test_the_order_in_which_records_come_makes_no_difference() -> None:
+    store = MemoryStore()
+    put_nodes(store, two_nodes())
+    one, other = check_records(store, gathered(store)), check_records(store, gathered(store)[::-1])
+    assert write_index(one.stored) == write_index(other.stored)
+    assert (one.refs, one.entries, one.data_bytes) == (other.refs, other.entries, other.data_bytes)
+
+
+def test_a_record_of_a_job_of_another_size_is_refused() -> None:
+    store = MemoryStore()
+    put_nodes(store, two_nodes())
+    with pytest.raises(ConflictError, match="node 0 is of 2, expected 3"):
+        check_records(store, gathered(store), 3)
 
 
 def test_missing_nodes_are_named() -> None:
     store = MemoryStore()
     put_nodes(store, two_nodes())
-    for some in (gathered(store)[:1], gathered(store)[::-1]):
-        with pytest.raises(IncompleteError, match=r"records of nodes .*, expected all of 2"):
-            check_records(store, some)
+    with pytest.raises(IncompleteError, match=r"records of nodes 1, expected all of 2"):
+        check_records(store, gathered(store)[1:])
 
 
-def one_node(ranks: dict[int, Rank], world_size: int) -> Record:
-    return record_of(ranks, store=MemoryStore(), world_size=world_size)
+def as_gathered(records: list[Record]) -> list[Gathered]:
+    return [Gathered(ref=Ref("there", 1, ""), record=record) for record in records]
 
 
 def test_a_missing_rank_is_named() -> None:
+    store = MemoryStore()
+    record = record_of(two_nodes()[0] | two_nodes()[1], store=store, world_size=4)
     with pytest.raises(IncompleteError, match="world size 4, no shard of ranks 2, 3"):
-        check_records(
-            MemoryStore(),
-            [
-                Gathered(ref=None, record=r)
-                for r in [one_node(two_nodes()[0] | two_nodes()[1], 4)]  # type: ignore[arg-type]
-            ],
-        )
+        check_records(store, as_gathered([record]))
 
 
 def test_a_rank_on_two_nodes_is_refused() -> None:
@@ -163,7 +193,7 @@ def test_a_rank_on_two_nodes_is_refused() -> None:
         for n, r in enumerate([ranks[0] | ranks[1], ranks[1]])
     ]
     with pytest.raises(IncompleteError, match="ranks 1 twice"):
-        check_records(store, [Gathered(ref=None, record=r) for r in records])  # type: ignore[arg-type]
+        check_records(store, as_gathered(records))
 
 
 def test_a_missing_shard_and_one_of_another_size() -> None:

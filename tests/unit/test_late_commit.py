@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forebay.commit.catalog import Catalog
-from forebay.commit.gather import Checked, check_records, wait_for_records
+from forebay.commit.gather import Checked, gather
 from forebay.commit.publish import finish, publish
 from forebay.commit.reclaim import delete_step
 from forebay.errors import IncompleteError, StoreError
@@ -108,7 +108,7 @@ class TakingTurns(MemoryStore):
 def late(store: MemoryStore) -> Checked:
     """A committer has read the records of a step that another then committed."""
     put_nodes(store, two_nodes())
-    checked = check_records(store, wait_for_records(store, STEP, ATTEMPT, nodes=2, timeout_s=0))
+    checked = gather(store, STEP, ATTEMPT, nodes=2, timeout_s=0)
     publish(store, checked)
     return checked
 
@@ -143,7 +143,7 @@ def test_what_is_told_when_the_step_was_deleted_meanwhile() -> None:
     delete_step(store, STEP)
     with pytest.raises(IncompleteError, match="deleted while attempt") as caught:
         publish(store, checked)
-    assert checked.gathered[0].ref.key in str(caught.value)
+    assert checked.refs[0].key in str(caught.value)
     assert "\n" not in str(caught.value)
     assert Catalog(store).steps() == []
 

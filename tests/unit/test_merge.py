@@ -5,17 +5,42 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forebay.commit.merge import check_cover, check_witnesses, keep_one_copy, merge_trees
+from forebay.commit import cover
+from forebay.commit.merge import Trees, Witnesses
 from forebay.errors import ConflictError, FormatError, IncompleteError
 from forebay.format import tree
 from forebay.format.digests import digest
-from forebay.format.record import Stored, Witness
+from forebay.format.record import Witness
 from forebay.format.slices import Box, Slice, TensorKey
+from forebay.format.stored import Stored, Table
 from tests.build import B, Rank, W, entries_of, record_of
 
 
 def record(*ranks: list[tree.Entry]):  # type: ignore[no-untyped-def]  # noqa: ANN201
     return record_of({rank: Rank(entries=entries) for rank, entries in enumerate(ranks)})
+
+
+def merge_trees(records, written=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    trees = Trees()
+    for one in records:
+        trees.add(one)
+    return trees.merged(written)
+
+
+def check_witnesses(records, stored) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    seen = Witnesses()
+    for one in records:
+        seen.add(one)
+    seen.check(Table.of(stored))
+
+
+def keep_one_copy(stored: list[Stored]) -> list[Stored]:
+    return list(cover.keep_one_copy(Table.of(stored)))
+
+
+def check_cover(entries: list[tree.Entry], owner: int | None, stored: list[Stored]) -> None:
+    tensors = [(entry, owner) for entry in entries if isinstance(entry, tree.Tensor)]
+    cover.check_cover(tensors, Table.of(stored))
 
 
 def value(path: str, item: object) -> tree.Value:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay.commit.catalog import Catalog
-from forebay.commit.gather import Checked, check_records, wait_for_records
+from forebay.commit.gather import Checked, gather
 from forebay.commit.publish import Verdict, commit_step, finish, publish
 from forebay.errors import (
     ConflictError,
@@ -32,7 +32,7 @@ from tests.build import ATTEMPT, STEP, put_nodes, put_record, two_nodes
 
 def ready(store: MemoryStore, attempt: str = ATTEMPT) -> Checked:
     put_nodes(store, two_nodes(), attempt=attempt)
-    return check_records(store, wait_for_records(store, STEP, attempt, nodes=2, timeout_s=0))
+    return gather(store, STEP, attempt, nodes=2, timeout_s=0)
 
 
 def together(*work: Callable[[], Verdict]) -> list[Verdict]:
@@ -157,7 +157,7 @@ def test_an_index_another_version_wrote_stands() -> None:
     ready(other)
     encoded = io.BytesIO()
     there = pq.read_table(io.BytesIO(store.get(index, max_bytes=1 << 20)))
-    pq.write_table(there, encoded, compression="none")
+    pq.write_table(there, encoded, compression="none", use_dictionary=["fqn", "dtype", "file"])
     other.put(index, encoded.getvalue())
     _, manifest = publish(other, checked)
     assert Catalog(other).checked(manifest.index, 1 << 20) == encoded.getvalue()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from forebay.errors import MismatchError
-from forebay.format.record import Stored
 from forebay.format.slices import Box, Slice, TensorKey
+from forebay.format.stored import Stored
 from forebay.restore import reads
 from forebay.restore.reads import Want, plan_reads
 

@@ -85,7 +85,7 @@ BAD_COLUMNS: list[tuple[dict[str, Any], str]] = [
     ({"start": [4096, 4096, 10**9]}, "outside its shard"),
     ({"start": [0, 4096, 4096]}, "outside its shard"),
     ({"offsets": [0, 0, 0, 4, 0, 7]}, "more numbers"),
-    ({"offsets": [0, 0, 0, 4]}, "does not lie inside"),
+    ({"offsets": [0, 0, 0, 4]}, "fewer numbers"),
     ({"sizes": [9] * 5}, "does not lie inside"),
     ({"sizes": [0] * 5}, "outside its shard"),
     ({"sizes": [-1] * 5}, "negative"),

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from forebay.errors import DamagedError, DeadlineError, NotFoundError
 from forebay.format import digests
 from forebay.format.digests import block_digests, digest
-from forebay.format.record import Stored
 from forebay.format.slices import Box, Slice, TensorKey
+from forebay.format.stored import Stored
 from forebay.restore import fetch as fetch_module
 from forebay.restore import reads
 from forebay.restore.fetch import Fetched, fetch

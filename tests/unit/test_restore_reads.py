@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import MismatchError
-from forebay.format.record import Stored
 from forebay.format.slices import Box, Slice, TensorKey
+from forebay.format.stored import Stored
 from forebay.restore import reads
 from forebay.restore.reads import Want, dense_boxes, plan_reads
 

@@ -13,7 +13,8 @@ from forebay.format import names, tree
 from forebay.format.digests import digest
 from forebay.format.manifest import MAX_MANIFEST_BYTES, Manifest, Ref, read_manifest
 from forebay.format.packed import pack, unpack
-from forebay.format.record import MAX_RECORD_BYTES, Record, Stored, read_record
+from forebay.format.record import MAX_RECORD_BYTES, Record, read_record
+from forebay.format.stored import Ints, Stored, Table
 from forebay.storage.reread import TRIES, read_checked
 from forebay.storage.store import Store
 from forebay.watch.events import emit
@@ -139,25 +140,43 @@ class Catalog:
 
     def slices(self, manifest: Manifest, fqns: Sequence[str] | None = None) -> Iterator[Stored]:
         """Slices of the named tensors, from only the parts of the index that hold them."""
-        from forebay.format.index import read_index  # pyarrow is large: only who needs it
+        for table in self.tables(manifest, fqns):
+            yield from table
+
+    def tables(
+        self,
+        manifest: Manifest,
+        fqns: Sequence[str] | None = None,
+        choose: Callable[[Table], Ints] | None = None,
+    ) -> Iterator[Table]:
+        """As ``slices``, in tables; ``choose`` gives the rows of one that are wanted at all."""
+        from forebay.format.index import read_tables  # pyarrow is large: only who needs it
 
         where = f"{self.store.url}/{manifest.index.key}"
         if fqns is None:
-            found = read_index(self.checked(manifest.index, 1 << 34), None, where)
+            found = read_tables(self.checked(manifest.index, 1 << 34), None, where, choose)
         else:
-            found = iter(self._parts_of_index(manifest, fqns, where))
-        for stored in found:
-            names.require_within(stored.key, manifest.step, manifest.attempt)
-            yield stored
+            found = iter(self._parts_of_index(manifest, fqns, where, choose))
+        for table in found:
+            for key in table.keys:
+                names.require_within(key, manifest.step, manifest.attempt)
+            yield table
 
-    def _parts_of_index(self, manifest: Manifest, fqns: Sequence[str], where: str) -> list[Stored]:
+    def _parts_of_index(
+        self,
+        manifest: Manifest,
+        fqns: Sequence[str],
+        where: str,
+        choose: Callable[[Table], Ints] | None,
+    ) -> list[Table]:
         """As ``read_checked`` has it: what was wrong on the way is read anew."""
-        from forebay.format.index import read_index
+        from forebay.format.index import read_tables
 
         for left in reversed(range(TRIES)):
             raw = ObjectFile(self.store, manifest.index)
+            file = io.BufferedReader(raw, _READ_AHEAD_BYTES)
             try:
-                return list(read_index(io.BufferedReader(raw, _READ_AHEAD_BYTES), fqns, where))
+                return list(read_tables(file, fqns, where, choose))
             except DamagedError as error:
                 if not left:
                     raise

@@ -1,12 +1,16 @@
-"""Wait for the records of all nodes and check that they make one checkpoint."""
+"""Take the records of all nodes as they arrive, and check that they make one checkpoint."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from forebay.commit import merge
+from forebay.commit.cover import check_cover, keep_one_copy
 from forebay.errors import (
     ConflictError,
     DamagedError,
@@ -18,11 +22,13 @@ from forebay.format import names, tree
 from forebay.format.digests import digest
 from forebay.format.manifest import Ref
 from forebay.format.packed import pack, unpack
-from forebay.format.record import MAX_RECORD_BYTES, Record, Stored, read_record, stored_slices
+from forebay.format.record import MAX_RECORD_BYTES, NO_COLUMNS, Record, read_record, table_of
+from forebay.format.stored import NOBODY, Table, Tables
 from forebay.storage.reread import read_checked
 from forebay.storage.store import Store
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 2.0
+_LISTED_ABOVE = 16  # records that are missing: fewer are asked for one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,16 +41,20 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A complete set: the records in node order, the merged entries, one copy of each slice."""
+    """A complete set of records: what the manifest says of it, merged entries, one of each slice.
 
-    gathered: tuple[Gathered, ...]
+    ``refs`` are the records in node order; ``data_bytes`` is the size of all shards.
+    """
+
+    run: str
+    step: int
+    attempt: str
+    world_size: int
+    nodes: int
+    refs: tuple[Ref, ...]
+    data_bytes: int
     entries: tuple[tree.Entry, ...]
-    stored: tuple[Stored, ...]
-
-    @property
-    def first(self) -> Record:
-        """Node 0's record; step, attempt and sizes are the same in all."""
-        return self.gathered[0].record
+    stored: Table
 
 
 def read_one(store: Store, step: int, attempt: str, node: int) -> Gathered | None:
@@ -71,7 +81,126 @@ def read_one(store: Store, step: int, attempt: str, node: int) -> Gathered | Non
     return found
 
 
-def wait_for_records(
+class Gathering:
+    """The records of one attempt, taken as they arrive, in any order.
+
+    Each is compared with those before it and folded into columns; nothing else of it is kept, so
+    that little is left to do, and to hold, when the last one comes.
+    """
+
+    def __init__(self, store: Store, step: int, attempt: str, nodes: int) -> None:
+        self._store = store
+        self._step, self._attempt, self._nodes = step, attempt, nodes
+        self._refs: dict[int, Ref] = {}
+        self._first: Record | None = None
+        self._ranks: list[int] = []
+        self._own: list[tuple[tree.Tensor, int | None]] = []
+        self._trees = merge.Trees()
+        self._witnesses = merge.Witnesses()
+        self._tables = Tables()
+        self._data_bytes = 0
+
+    @property
+    def missing(self) -> list[int]:
+        """Nodes whose record has not been taken."""
+        return [node for node in range(self._nodes) if node not in self._refs]
+
+    def take(self, one: Gathered, sizes: Mapping[str, int] | None = None) -> None:
+        """Take a record. ``sizes`` of objects that a listing has just shown need not be asked for.
+
+        Raises IncompleteError when a shard of it is not there, ConflictError when it disagrees
+        with those taken before.
+        """
+        record = one.record
+        first = self._first or record
+        for what in ("run", "step", "attempt", "world_size", "nodes"):
+            if getattr(record, what) != getattr(first, what):
+                raise ConflictError(
+                    f"step {self._step}: node {record.node} has {what} "
+                    f"{getattr(record, what)!r}, node {first.node} has {getattr(first, what)!r}"
+                )
+        if first.nodes != self._nodes:
+            raise ConflictError(
+                f"step {self._step}: node {record.node} is of {first.nodes}, expected {self._nodes}"
+            )
+        self._check_shards(record, sizes or {})
+        self._trees.add(record)
+        self._witnesses.add(record)
+        for shard in record.shards:
+            entries = tree.read_tree(shard.own, f"per-rank entries of rank {shard.rank}")
+            own = (entry for entry in entries if isinstance(entry, tree.Tensor))
+            self._own += [(entry, shard.rank) for entry in own]
+            self._ranks.append(shard.rank)
+            self._data_bytes += shard.nbytes
+        self._tables.add(table_of(record, one.ref.key))
+        if self._first is None:
+            self._first = msgspec.structs.replace(
+                record, shards=[], trees=[], names=[], slices=NO_COLUMNS, witnesses=[]
+            )
+        self._refs[record.node] = one.ref
+
+    def check(self) -> Checked:
+        """Check that the records make one whole checkpoint; there is nothing to take any more.
+
+        Raises IncompleteError for what is missing, ConflictError for what disagrees.
+        """
+        first = self._first
+        if first is None or self.missing:
+            raise IncompleteError(
+                f"step {self._step}: records of nodes {_some(sorted(self._refs))}, expected all of "
+                f"{self._nodes}"
+            )
+        self._check_ranks(first.world_size)
+        table = self._tables.table()
+        common = set(table.fqn[table.owner == NOBODY].tolist())
+        entries = self._trees.merged({table.fqns[number] for number in common})
+        self._witnesses.check(table)
+        kept = keep_one_copy(table)
+        tensors = [(entry, None) for entry in entries if isinstance(entry, tree.Tensor)]
+        check_cover([*tensors, *self._own], kept)
+        return Checked(
+            run=first.run,
+            step=first.step,
+            attempt=first.attempt,
+            world_size=first.world_size,
+            nodes=first.nodes,
+            refs=tuple(self._refs[node] for node in range(self._nodes)),
+            data_bytes=self._data_bytes,
+            entries=tuple(entries),
+            stored=kept,
+        )
+
+    def _check_ranks(self, world_size: int) -> None:
+        ranks = sorted(self._ranks)
+        if ranks != list(range(world_size)):
+            missing = sorted(set(range(world_size)) - set(ranks))
+            twice = sorted(rank for rank, count in Counter(ranks).items() if count > 1)
+            raise IncompleteError(
+                f"step {self._step}: world size {world_size}, "
+                + (
+                    f"no shard of ranks {_some(missing)}"
+                    if missing
+                    else f"ranks {_some(twice)} twice"
+                )
+            )
+
+    def _check_shards(self, record: Record, sizes: Mapping[str, int]) -> None:
+        for shard in record.shards:
+            if not shard.key:
+                continue
+            size = sizes.get(shard.key)
+            if size is None:
+                info = self._store.head(shard.key)
+                size = None if info is None else info.size
+            if size != shard.nbytes:
+                found = "is missing" if size is None else f"has {size} bytes"
+                raise IncompleteError(
+                    f"step {record.step}: shard {shard.key} of rank {shard.rank} {found}, "
+                    f"its record says {shard.nbytes}"
+                )
+
+
+def gather(
     store: Store,
     step: int,
     attempt: str,
@@ -80,25 +209,29 @@ def wait_for_records(
     timeout_s: float,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> list[Gathered]:
-    """The records of nodes 0 to ``nodes``, read as they arrive.
+) -> Checked:
+    """Take the records of nodes 0 to ``nodes`` as they arrive, and check them.
 
-    Raises DeadlineError naming the nodes that are missing after ``timeout_s``.
+    Raises DeadlineError naming the nodes that are missing after ``timeout_s``, else as
+    ``Gathering`` does.
     """
     deadline = clock() + timeout_s
-    found: dict[int, Gathered] = {}
+    gathering = Gathering(store, step, attempt, nodes)
     wait_s = _FIRST_WAIT_S
     while True:
-        for node in range(nodes):
-            if node not in found:
-                one = read_one(store, step, attempt, node)
-                if one is not None:
-                    found[node] = one
-                    wait_s = _FIRST_WAIT_S
-        if len(found) == nodes:
-            return [found[node] for node in range(nodes)]
+        missing = gathering.missing
+        sizes = _listed(store, step, attempt) if len(missing) > _LISTED_ABOVE else None
+        for node in missing:
+            if sizes is not None and names.record_key(step, attempt, node) not in sizes:
+                continue
+            one = read_one(store, step, attempt, node)
+            if one is not None:
+                gathering.take(one, sizes)
+                wait_s = _FIRST_WAIT_S
+        missing = gathering.missing
+        if not missing:
+            return gathering.check()
         if clock() >= deadline:
-            missing = [node for node in range(nodes) if node not in found]
             raise DeadlineError(
                 f"step {step}, attempt {attempt}: no record of nodes {_some(missing)} after "
                 f"{timeout_s:g} s: their agents failed or still drain"
@@ -107,67 +240,9 @@ def wait_for_records(
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
 
-def check_records(store: Store, gathered: Sequence[Gathered]) -> Checked:
-    """Check that the records make one whole checkpoint and that every shard is there.
-
-    Raises IncompleteError for what is missing, ConflictError for what disagrees.
-    """
-    records = [one.record for one in gathered]
-    first = records[0]
-    for record in records[1:]:
-        for what in ("run", "step", "attempt", "world_size", "nodes"):
-            if getattr(record, what) != getattr(first, what):
-                raise ConflictError(
-                    f"step {first.step}: node {record.node} has {what} "
-                    f"{getattr(record, what)!r}, node {first.node} has {getattr(first, what)!r}"
-                )
-    if [record.node for record in records] != list(range(first.nodes)):
-        raise IncompleteError(
-            f"step {first.step}: records of nodes {_some([r.node for r in records])}, expected all "
-            f"of {first.nodes}"
-        )
-    _check_ranks(first, records)
-    _check_shards(store, records)
-    stored = [piece for record in records for piece in stored_slices(record)]
-    written = {piece.slice.key.fqn for piece in stored if piece.slice.key.rank is None}
-    common = merge.merge_trees(records, written)
-    merge.check_witnesses(records, stored)
-    kept = merge.keep_one_copy(stored)
-    merge.check_cover(common, None, (s for s in kept if s.slice.key.rank is None))
-    own: dict[int, list[Stored]] = {}
-    for piece in kept:
-        if piece.slice.key.rank is not None:
-            own.setdefault(piece.slice.key.rank, []).append(piece)
-    for record in records:
-        for shard in record.shards:
-            entries = tree.read_tree(shard.own, f"per-rank entries of rank {shard.rank}")
-            merge.check_cover(entries, shard.rank, own.get(shard.rank, ()))
-    return Checked(gathered=tuple(gathered), entries=tuple(common), stored=tuple(kept))
-
-
-def _check_ranks(first: Record, records: Sequence[Record]) -> None:
-    ranks = sorted(shard.rank for record in records for shard in record.shards)
-    if ranks != list(range(first.world_size)):
-        missing = sorted(set(range(first.world_size)) - set(ranks))
-        twice = sorted({rank for rank in ranks if ranks.count(rank) > 1}) if not missing else []
-        raise IncompleteError(
-            f"step {first.step}: world size {first.world_size}, "
-            + (f"no shard of ranks {_some(missing)}" if missing else f"ranks {_some(twice)} twice")
-        )
-
-
-def _check_shards(store: Store, records: Sequence[Record]) -> None:
-    for record in records:
-        for shard in record.shards:
-            if not shard.key:
-                continue
-            info = store.head(shard.key)
-            if info is None or info.size != shard.nbytes:
-                found = "is missing" if info is None else f"has {info.size} bytes"
-                raise IncompleteError(
-                    f"step {record.step}: shard {shard.key} of rank {shard.rank} {found}, "
-                    f"its record says {shard.nbytes}"
-                )
+def _listed(store: Store, step: int, attempt: str) -> dict[str, int]:
+    """Sizes of all objects of the attempt, by key: one request where it would be a thousand."""
+    return {info.key: info.size for info in store.list(names.attempt_prefix(step, attempt))}
 
 
 def _some(numbers: Sequence[int], most: int = 8) -> str:

@@ -1,38 +1,51 @@
-"""Do ranks agree? Trees merged entry by entry, witnesses and copies compared by digest. Pure."""
+"""Do ranks agree? Trees merged entry by entry, witnesses compared by digest. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 import msgspec
 
-from forebay.errors import ConflictError, FormatError, IncompleteError
+from forebay.commit.cover import ADVICE, find_rows
+from forebay.errors import ConflictError, FormatError
 from forebay.format import tree
-from forebay.format.record import Record, Stored
-from forebay.format.slices import Box, TensorKey, find_overlap, missing_elements
+from forebay.format.record import Record
+from forebay.format.slices import Box, TensorKey
+from forebay.format.stored import Table
 
+_Place = tuple[str, str, tuple[int, ...], tuple[int, ...]]
 _SCOPES = ("full", "sample", "start")
-_ADVICE = "make them equal, or declare it forebay.per_rank(...)"
 
 
-def merge_trees(
-    records: Sequence[Record], written: Collection[str] | None = None
-) -> list[tree.Entry]:
-    """One tree of all that ranks hold in common; work for each distinct tree, not for each rank.
+class Trees:
+    """The distinct trees of all ranks, with the lowest rank that holds each."""
 
-    Pipeline stages hold different entries; an entry that several hold must be the same in all, a
-    dict's number of children apart. ``written`` names the tensors that have bytes of their own.
-    Raises ConflictError naming path and two ranks.
-    """
-    blobs: dict[str, tuple[int, bytes]] = {}
-    for record in records:
+    def __init__(self) -> None:
+        self._blobs: dict[str, tuple[int, bytes]] = {}
+
+    def add(self, record: Record) -> None:
+        """Take the trees of a node."""
         data = {blob.digest: blob.data for blob in record.trees}
         for shard in record.shards:
-            held = blobs.get(shard.tree)
+            held = self._blobs.get(shard.tree)
             if held is None or shard.rank < held[0]:
-                blobs[shard.tree] = (shard.rank, data[shard.tree])
+                self._blobs[shard.tree] = (shard.rank, data[shard.tree])
+
+    def merged(self, written: Collection[str] | None = None) -> list[tree.Entry]:
+        """One tree of all that ranks hold in common; work for each distinct tree, not each rank.
+
+        Pipeline stages hold different entries; an entry that several hold must be the same in all,
+        a dict's number of children apart. ``written`` names the tensors that have bytes of their
+        own. Raises ConflictError naming path and two ranks.
+        """
+        return _merged(sorted(self._blobs.values()), written)
+
+
+def _merged(
+    blobs: Iterable[tuple[int, bytes]], written: Collection[str] | None
+) -> list[tree.Entry]:
     merged: dict[str, tuple[int, tree.Entry]] = {}
-    for rank, blob in sorted(blobs.values()):
+    for rank, blob in blobs:
         for entry in tree.read_tree(blob, f"tree of rank {rank}"):
             first = merged.setdefault(entry.path, (rank, entry))
             if not _same(first[1], entry):
@@ -42,7 +55,7 @@ def merge_trees(
                     continue
                 raise ConflictError(
                     f"{entry.path or 'state'}: differs between rank {first[0]} "
-                    f"({_show(first[1])}) and rank {rank} ({_show(entry)}): {_ADVICE}"
+                    f"({_show(first[1])}) and rank {rank} ({_show(entry)}): {ADVICE}"
                 )
     return _counted([entry for _, entry in merged.values()])
 
@@ -94,69 +107,36 @@ def _show(entry: tree.Entry) -> str:
     return f"{entry.kind} of {entry.length}"
 
 
-def check_witnesses(records: Sequence[Record], stored: Iterable[Stored]) -> None:
-    """Raise ConflictError unless all ranks saw the same bytes of what they hold together."""
-    seen: dict[tuple[object, ...], tuple[int, str]] = {}
-    for piece in stored:
-        if piece.slice.key.rank is None:
-            box = piece.slice.box
-            place = ("full", piece.slice.key.fqn, box.offsets, box.sizes)
-            seen.setdefault(place, (piece.rank, piece.digest.hex()))
-    for record in records:
+class Witnesses:
+    """What ranks saw of that which they hold together: equal places must have equal digests."""
+
+    def __init__(self) -> None:
+        self._seen: dict[_Place, tuple[int, str]] = {}
+
+    def add(self, record: Record) -> None:
+        """Compare what a node's ranks saw with what others did. Raises ConflictError."""
         for witness in record.witnesses:
             if witness.scope not in _SCOPES:
                 raise FormatError(f"witness of {witness.name}: unknown scope {witness.scope!r}")
             place = (witness.scope, witness.name, witness.offsets, witness.sizes)
-            first = seen.setdefault(place, (witness.rank, witness.digest))
+            first = self._seen.setdefault(place, (witness.rank, witness.digest))
             if first[1] != witness.digest:
-                when = " when the attempt began" if witness.scope == "start" else ""
-                raise ConflictError(
-                    f"{witness.name}: rank {first[0]} and rank {witness.rank} hold different "
-                    f"bytes{when}, it is replicated: {_ADVICE}"
-                )
+                raise _disagreement(place, first[0], witness.rank)
+
+    def check(self, table: Table) -> None:
+        """Compare with what was stored. Raises ConflictError."""
+        full = [place for place in self._seen if place[0] == "full"]
+        keys = [TensorKey(place[1]) for place in full]
+        boxes = [Box(place[2], place[3]) for place in full]
+        for place, row in zip(full, find_rows(table, keys, boxes), strict=True):
+            rank, seen = self._seen[place]
+            if row is not None and table.digest[row].tobytes().hex() != seen:
+                raise _disagreement(place, int(table.rank[row]), rank)
 
 
-def keep_one_copy(stored: Iterable[Stored]) -> list[Stored]:
-    """Drop equal copies of a slice, keeping the lowest rank's. ConflictError if they differ."""
-    kept: dict[tuple[TensorKey, Box], Stored] = {}
-    for piece in sorted(stored, key=lambda s: s.rank):
-        first = kept.setdefault((piece.slice.key, piece.slice.box), piece)
-        if (first.slice, first.digest) != (piece.slice, piece.digest):
-            raise ConflictError(
-                f"{piece.slice.key}: rank {first.rank} and rank {piece.rank} stored different "
-                f"bytes for the same part of it: {_ADVICE}"
-            )
-    return list(kept.values())
-
-
-def check_cover(entries: Iterable[tree.Entry], owner: int | None, stored: Iterable[Stored]) -> None:
-    """Raise unless the slices of every tensor entry cover it exactly.
-
-    ConflictError where two overlap or disagree about shape or dtype, IncompleteError for a hole.
-    """
-    by_fqn: dict[str, list[Stored]] = {}
-    for piece in stored:
-        by_fqn.setdefault(piece.slice.key.fqn, []).append(piece)
-    for entry in entries:
-        if not isinstance(entry, tree.Tensor):
-            continue
-        pieces = by_fqn.get(entry.fqn, [])
-        key = TensorKey(entry.fqn, owner)
-        for piece in pieces:
-            if (piece.slice.dtype, piece.slice.shape) != (entry.dtype, entry.shape):
-                raise ConflictError(
-                    f"{key}: rank {piece.rank} stored {piece.slice.dtype} "
-                    f"{list(piece.slice.shape)}, the state has {entry.dtype} {list(entry.shape)}"
-                )
-        overlap = find_overlap(piece.slice.box for piece in pieces)
-        if overlap is not None:
-            ranks = sorted(p.rank for p in pieces if p.slice.box in overlap)
-            raise ConflictError(f"{key}: ranks {ranks} stored overlapping parts {overlap}")
-        missing = missing_elements(entry.shape, (piece.slice.box for piece in pieces))
-        if missing:
-            total = missing + sum(piece.slice.box.elements for piece in pieces)
-            ranks = sorted({piece.rank for piece in pieces})
-            raise IncompleteError(
-                f"{key}: {missing} of {total} elements were stored by no rank "
-                f"(parts came from ranks {ranks})"
-            )
+def _disagreement(place: _Place, one: int, other: int) -> ConflictError:
+    when = " when the attempt began" if place[0] == "start" else ""
+    return ConflictError(
+        f"{place[1]}: rank {one} and rank {other} hold different bytes{when}, it is replicated: "
+        f"{ADVICE}"
+    )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import forebay
 from forebay.commit.catalog import Catalog, pack_entries, unpack_entries
-from forebay.commit.gather import Checked, check_records, read_one, wait_for_records
+from forebay.commit.gather import Checked, gather, read_one
 from forebay.commit.reclaim import delete_manifest_of
 from forebay.errors import ConflictError, DamagedError, IncompleteError, NotFoundError, StoreError
 from forebay.format import names, tree
@@ -47,19 +47,18 @@ def publish(
     its records were read; the manifest is then taken back.
     """
     # pyarrow is large: only the committer needs it
-    from forebay.format.index import read_index, write_index
+    from forebay.format.index import joined_index, write_index
 
-    first = checked.first
-    key = names.manifest_key(first.step)
+    key = names.manifest_key(checked.step)
     index = _put(
         store,
-        names.index_key(first.step, first.attempt),
+        names.index_key(checked.step, checked.attempt),
         write_index(checked.stored),
-        lambda there, where: write_index(read_index(there, None, where)),
+        lambda there, where: write_index(joined_index(there, where)),
     )
     state = _put(
         store,
-        names.state_key(first.step, first.attempt),
+        names.state_key(checked.step, checked.attempt),
         pack_entries(checked.entries),
         lambda there, where: pack_entries(unpack_entries(there, where)),
     )
@@ -67,22 +66,22 @@ def publish(
         version=MANIFEST_VERSION,
         features=[],
         forebay=forebay.__version__,
-        run=first.run,
-        step=first.step,
-        attempt=first.attempt,
+        run=checked.run,
+        step=checked.step,
+        attempt=checked.attempt,
         committed_s=clock(),
         committer=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(6)}",
-        world_size=first.world_size,
-        nodes=first.nodes,
-        data_bytes=sum(s.nbytes for one in checked.gathered for s in one.record.shards),
+        world_size=checked.world_size,
+        nodes=checked.nodes,
+        data_bytes=checked.data_bytes,
         tensors=sum(isinstance(entry, tree.Tensor) for entry in checked.entries),
         slices=len(checked.stored),
         index=index,
         state=state,
-        records=[one.ref for one in checked.gathered],
+        records=list(checked.refs),
     )
-    for one in checked.gathered:
-        store.settle(one.ref.key)  # a record can be seen before its node has flushed its name
+    for ref in checked.refs:
+        store.settle(ref.key)  # a record can be seen before its node has flushed its name
     outcome = store.create(key, write_manifest(manifest))
     if outcome is CreateOutcome.COMMITTED:
         _withdraw_if_deleted(store, checked)
@@ -100,9 +99,9 @@ def publish(
         )
         raise StoreError(
             f"{store.url}/{key}: {seen}; nothing was deleted: run `forebay commit` for step "
-            f"{first.step} once the store is well"
+            f"{checked.step} once the store is well"
         ) from None
-    if there.attempt != first.attempt:
+    if there.attempt != checked.attempt:
         return Verdict.LOST, there
     _withdraw_if_deleted(store, checked)
     return (Verdict.COMMITTED if there.committer == manifest.committer else Verdict.SAME), there
@@ -115,13 +114,12 @@ def _withdraw_if_deleted(store: Store, checked: Checked) -> None:
     A record that is still there says that a deletion, if there is one, has yet to end, and what
     ends it is a second look for a manifest (``Reclaimer``): one of the two sees the other.
     """
-    first = checked.gathered[0]
-    if store.head(first.ref.key) is not None:
+    key, step, attempt = checked.refs[0].key, checked.step, checked.attempt
+    if store.head(key) is not None:
         return
-    step, attempt = first.record.step, first.record.attempt
     delete_manifest_of(store, step, attempt)
     raise IncompleteError(
-        f"step {step}: {store.url}/{first.ref.key} is gone: the step was deleted while attempt "
+        f"step {step}: {store.url}/{key} is gone: the step was deleted while attempt "
         f"{attempt} of it was committed; its manifest is not left behind"
     )
 
@@ -154,8 +152,8 @@ def commit_step(
     store: Store, step: int, attempt: str, *, nodes: int, timeout_s: float
 ) -> tuple[Verdict, Manifest]:
     """Gather, check, publish. Raises ConflictError when another attempt has this step."""
-    gathered = wait_for_records(store, step, attempt, nodes=nodes, timeout_s=timeout_s)
-    verdict, manifest = publish(store, check_records(store, gathered))
+    checked = gather(store, step, attempt, nodes=nodes, timeout_s=timeout_s)
+    verdict, manifest = publish(store, checked)
     if verdict is Verdict.LOST:
         raise ConflictError(
             f"step {step} is already committed by attempt {manifest.attempt}; attempt {attempt} "

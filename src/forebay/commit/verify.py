@@ -10,8 +10,9 @@ from forebay.errors import DamagedError, ForebayError, NotFoundError
 from forebay.format.digests import digest
 from forebay.format.index import read_index
 from forebay.format.manifest import Manifest
-from forebay.format.record import Record, Shard, Stored, stored_slices
+from forebay.format.record import Record, Shard, stored_slices
 from forebay.format.shard import read_header
+from forebay.format.stored import Stored
 from forebay.storage.store import Store
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from forebay.commit.catalog import Catalog
-from forebay.commit.gather import check_records, wait_for_records
+from forebay.commit.gather import gather
 from forebay.commit.publish import Verdict, commit_step, publish
 from forebay.commit.reclaim import Reclaimer
 from forebay.config import Keep
@@ -125,7 +125,7 @@ class Finisher:
     def _gather(self, step: int, attempt: str, nodes: int) -> None:
         timeout_s, clock = self._config.gather_timeout_s, self._clock(attempt)
         try:
-            gathered = wait_for_records(
+            checked = gather(
                 self._durable,
                 step,
                 attempt,
@@ -139,7 +139,7 @@ class Finisher:
                 raise
             text = f"{error} (cut short: no trainer of the attempt is left)"
             raise DeadlineError(text) from None
-        verdict, manifest = publish(self._durable, check_records(self._durable, gathered))
+        verdict, manifest = publish(self._durable, checked)
         if verdict is Verdict.LOST:
             raise ConflictError(_lost(step, attempt, manifest.attempt))
 

@@ -15,13 +15,13 @@ from forebay.format.record import (
     ColumnWriter,
     Record,
     Shard,
-    Stored,
     Tree,
     Witness,
     read_record,
     write_record,
 )
 from forebay.format.slices import Box, Slice, TensorKey
+from forebay.format.stored import Stored
 from forebay.storage.reread import read_checked
 from forebay.storage.store import Store
 

@@ -7,15 +7,15 @@ are tables that the columns point into. Digests are hexadecimal, 64 characters e
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from forebay.errors import FormatError
 from forebay.format import names as object_names
-from forebay.format.digests import block_count, digest
+from forebay.format.digests import digest
 from forebay.format.packed import pack, require_readable, unpack
-from forebay.format.slices import Box, Slice, TensorKey, check_slice
+from forebay.format.stored import NOBODY, Bytes, Ints, Stored, Table, as_digests, narrow
 
 RECORD_VERSION = 1
 FEATURES: tuple[str, ...] = ()
@@ -66,6 +66,9 @@ class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     blocks: str
 
 
+NO_COLUMNS = Columns([], [], [], [], [], [], [], [], "", "")
+
+
 class Witness(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What one rank saw of a replicated item that it need not have written.
 
@@ -102,23 +105,6 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     shapes: list[tuple[int, ...]]
     slices: Columns
     witnesses: list[Witness]
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A slice where it lies: object key, absolute byte range, digest, block digests."""
-
-    slice: Slice
-    key: str
-    start: int
-    digest: bytes
-    blocks: tuple[bytes, ...]
-    rank: int
-
-    @property
-    def nbytes(self) -> int:
-        """Stored size in bytes."""
-        return self.slice.nbytes
 
 
 class ColumnWriter:
@@ -204,49 +190,93 @@ def _check(record: Record, name: str) -> None:
                 raise FormatError(f"{name}: rank {shard.rank} names {shard.key!r}, not its own")
         elif shard.nbytes:
             raise FormatError(f"{name}: rank {shard.rank} names no object for its bytes")
-    for _ in stored_slices(record, name):
-        pass
+    table_of(record, name)
 
 
 def stored_slices(record: Record, name: str = "record") -> Iterator[Stored]:
     """Every slice of a record with its place. Raises FormatError for columns that do not fit."""
-    columns = record.slices
-    shards = {shard.rank: shard for shard in record.shards}
+    return iter(table_of(record, name))
+
+
+def table_of(record: Record, name: str = "record") -> Table:
+    """The slices of a record as a table. Raises FormatError for columns that do not fit."""
+    columns, shards = record.slices, sorted(record.shards, key=lambda shard: shard.rank)
     rows = len(columns.rank)
     lengths = (columns.name, columns.dtype, columns.shape, columns.per_rank, columns.start)
     if any(len(column) != rows for column in lengths) or len(columns.digest) != 64 * rows:
         raise FormatError(f"{name}: columns of different lengths")
-    if any(min(column, default=0) < 0 for column in (*lengths, columns.offsets, columns.sizes)):
-        raise FormatError(f"{name}: a column holds a negative number")
     try:
-        digests, blocks = bytes.fromhex(columns.digest), bytes.fromhex(columns.blocks)
+        table = Table(
+            fqns=record.names,
+            dtypes=record.dtypes,
+            shapes=record.shapes,
+            keys=[shard.key for shard in shards],
+            fqn=_column(columns.name),
+            owner=np.where(_column(columns.per_rank) != 0, _column(columns.rank), NOBODY),
+            dtype=_column(columns.dtype),
+            shape=_column(columns.shape),
+            key=_places(columns.rank, [shard.rank for shard in shards]),
+            rank=_column(columns.rank),
+            offsets=_column(columns.offsets),
+            sizes=_column(columns.sizes),
+            start=_column(columns.start),
+            digest=_digests(columns.digest, name),
+            blocks=_digests(columns.blocks, name),
+        )
+        bounds = _column([shard.header_bytes for shard in shards])
+        ends = _column([shard.nbytes for shard in shards])
+    except OverflowError:
+        raise FormatError(f"{name}: a column holds a number above 2^63") from None
+    numbers = (table.fqn, table.dtype, table.shape, table.rank, table.offsets, table.sizes)
+    if any(column.min(initial=0) < 0 for column in (*numbers, table.start)):
+        raise FormatError(f"{name}: a column holds a negative number")
+    for column, known in (
+        (table.fqn, table.fqns),
+        (table.dtype, table.dtypes),
+        (table.shape, table.shapes),
+        (table.key, table.keys),
+    ):
+        outside = column >= len(known)
+        if outside.any():
+            row = int(np.argmax(outside))
+            raise FormatError(f"{name}: slice {row} points outside the record's tables")
+    table.check_boxes(name)
+    if len(table.blocks) != table.first_block[-1]:
+        what = "more" if len(table.blocks) > table.first_block[-1] else "fewer"
+        raise FormatError(f"{name}: blocks hold {what} numbers than its slices need")
+    nbytes = table.nbytes()
+    outside = (
+        (table.start < bounds[table.key]) | (nbytes > ends[table.key] - table.start) | (nbytes == 0)
+        if rows
+        else np.zeros(0, np.bool_)
+    )
+    if outside.any():
+        row = int(np.argmax(outside))
+        raise FormatError(
+            f"{name}: {table.row(row).slice.key} at {table.start[row]}+{nbytes[row]} lies outside "
+            f"its shard of {ends[table.key[row]]}"
+        )
+    return table
+
+
+def _column(numbers: list[int]) -> Ints:
+    return narrow(np.array(numbers, np.int64))
+
+
+def _digests(text: str, name: str) -> Bytes:
+    try:
+        joined = bytes.fromhex(text)
     except ValueError:
         raise FormatError(f"{name}: digests are not hexadecimal") from None
-    at = block_at = 0
-    for row in range(rows):
-        try:
-            rank = columns.rank[row]
-            shard = shards[rank]
-            shape = record.shapes[columns.shape[row]]
-            dims = len(shape)
-            piece = Slice(
-                TensorKey(record.names[columns.name[row]], rank if columns.per_rank[row] else None),
-                record.dtypes[columns.dtype[row]],
-                shape,
-                Box(tuple(columns.offsets[at : at + dims]), tuple(columns.sizes[at : at + dims])),
-            )
-        except (IndexError, KeyError):
-            raise FormatError(f"{name}: slice {row} points outside the record's tables") from None
-        at += dims
-        check_slice(piece)
-        start, nbytes = columns.start[row], piece.nbytes
-        if start < shard.header_bytes or start + nbytes > shard.nbytes or nbytes == 0:
-            raise FormatError(
-                f"{name}: {piece.key} at {start}+{nbytes} lies outside its shard of {shard.nbytes}"
-            )
-        count = block_count(nbytes)
-        mine = tuple(blocks[32 * (block_at + i) : 32 * (block_at + i + 1)] for i in range(count))
-        block_at += count
-        yield Stored(piece, shard.key, start, digests[32 * row : 32 * row + 32], mine, rank)
-    if at != len(columns.offsets) or at != len(columns.sizes) or 32 * block_at != len(blocks):
-        raise FormatError(f"{name}: columns hold more numbers than its slices need")
+    if len(joined) % 32:
+        raise FormatError(f"{name}: columns of different lengths: a digest has 32 bytes")
+    return as_digests(joined)
+
+
+def _places(ranks: list[int], known: list[int]) -> Ints:
+    """For each rank its place among the known ones, which are sorted; none is past the last."""
+    numbers, there = _column(ranks), _column(known)
+    places = np.searchsorted(there, numbers)
+    found = places < len(known)
+    found[found] = there[places[found]] == numbers[found]
+    return narrow(np.where(found, places, len(known)))

@@ -11,11 +11,13 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from forebay.errors import MismatchError
 from forebay.format.digests import BLOCK_BYTES
 from forebay.format.dtypes import element_type
-from forebay.format.record import Stored
 from forebay.format.slices import Box, TensorKey, find_overlap
+from forebay.format.stored import Ints, Stored, Table
 
 GAP_BYTES = 64 * 2**10
 BATCH_BYTES = 8 * 2**20
@@ -112,6 +114,26 @@ def plan_reads(wants: Sequence[Want], stored: Iterable[Stored]) -> ReadPlan:
         bytes_needed=sum(want.nbytes for want in wants),
         bytes_read=sum(batch.nbytes for batch in batches),
     )
+
+
+def touched(wants: Sequence[Want], table: Table) -> Ints:
+    """Rows that share an element with a want, or that do not fit one: ``plan_reads`` says how."""
+    by_key: dict[TensorKey, list[Want]] = {}
+    for want in wants:
+        by_key.setdefault(want.key, []).append(want)
+    kept = np.zeros(len(table), np.bool_)
+    for place, key in enumerate(table.tensors):
+        rows = table.order[table.bounds[place] : table.bounds[place + 1]]
+        for want in by_key.get(key, ()):
+            fits = np.array([shape == want.shape for shape in table.shapes])[table.shape[rows]]
+            kept[rows[~fits]] = True
+            alike = rows[fits]
+            first, meets = table.first[alike], np.ones(len(alike), np.bool_)
+            for d, (offset, size) in enumerate(zip(want.box.offsets, want.box.sizes, strict=True)):
+                begin = table.offsets[first + d]
+                meets &= (begin < offset + size) & (begin + table.sizes[first + d] > offset)
+            kept[alike[meets]] = True
+    return np.flatnonzero(kept)
 
 
 def _match(

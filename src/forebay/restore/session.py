@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from forebay.commit.catalog import Catalog
 from forebay.errors import MismatchError
 from forebay.format import tree
 from forebay.format.manifest import Manifest
-from forebay.format.record import Record, Stored, stored_slices
+from forebay.format.record import Record, table_of
 from forebay.format.slices import TensorKey
+from forebay.format.stored import Stored
 from forebay.restore.buffers import Buffers
 from forebay.restore.fetch import Fetched, fetch
 from forebay.restore.fill import Binder
-from forebay.restore.reads import Want, plan_reads
+from forebay.restore.reads import Want, plan_reads, touched
 from forebay.restore.report import RestoreReport
 from forebay.restore.source import ArenaSource, Source, StoreSource
 from forebay.storage.store import Store
@@ -145,13 +149,15 @@ class Session:
                 yield from slices
         if open_keys:
             fqns = sorted({key.fqn for key in open_keys})
-            for stored in self._catalog.slices(self._manifest, fqns):
-                if stored.slice.key in open_keys:
-                    yield stored
+            open_wants = [want for want in wants if want.key in open_keys]
+            choose = functools.partial(touched, open_wants)
+            for table in self._catalog.tables(self._manifest, fqns, choose):
+                yield from table
 
     def _own_slices(self) -> Iterator[Stored]:
         if self._record is not None:
-            yield from (s for s in stored_slices(self._record) if s.rank == self._rank)
+            table = table_of(self._record)
+            yield from table.take(np.flatnonzero(table.rank == self._rank))
 
 
 def _covered(want: Want, stored: list[Stored]) -> bool:

@@ -1,0 +1,286 @@
+"""A row group of the index: slices to Arrow columns, and back from a file that may lie.
+
+Of a group, what says where slices lie is read apart from their digests, and each as one range.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from forebay.errors import FormatError
+from forebay.format.pages import check_pages
+from forebay.format.stored import NOBODY, Ints, Table, as_digests, narrow
+
+INDEX_VERSION = b"1"
+MOST_ROWS = 2**20
+"""Of a row group that is read: what it holds is worked on at once."""
+
+SCHEMA = pa.schema(
+    [
+        pa.field("fqn", pa.string(), nullable=False),
+        pa.field("owner", pa.int32()),
+        pa.field("dtype", pa.dictionary(pa.int32(), pa.string()), nullable=False),
+        pa.field("shape", pa.list_(pa.int64()), nullable=False),
+        pa.field("offsets", pa.list_(pa.int64()), nullable=False),
+        pa.field("sizes", pa.list_(pa.int64()), nullable=False),
+        pa.field("rank", pa.int32(), nullable=False),
+        pa.field("file", pa.dictionary(pa.int32(), pa.string()), nullable=False),
+        pa.field("start", pa.int64(), nullable=False),
+        pa.field("nbytes", pa.int64(), nullable=False),
+        pa.field("digest", pa.binary(32), nullable=False),
+        pa.field("blocks", pa.binary()),
+    ],
+    metadata={b"forebay.index": INDEX_VERSION},
+)
+LISTS = ("shape", "offsets", "sizes")
+SEALS = ("digest", "blocks")  # the last columns: what lies before them can be read alone
+NAMES = ("fqn", "dtype", "file")
+
+
+def to_arrow(rows: Table) -> pa.Table:
+    """Rows as the columns of SCHEMA."""
+    count = len(rows)
+    ends, owner = pa.array(rows.first, pa.int32()), pa.array(rows.owner, pa.int32())
+    shapes = pa.array([list(shape) for shape in rows.shapes], pa.list_(pa.int64()))
+    seals = pa.py_buffer(np.ascontiguousarray(rows.digest))
+    columns = {
+        "fqn": _named(rows.fqn, rows.fqns).cast(pa.string()),
+        "owner": pc.if_else(pc.equal(owner, NOBODY), None, owner),
+        "dtype": _named(rows.dtype, rows.dtypes),
+        "shape": shapes.take(pa.array(rows.shape)),
+        "offsets": pa.ListArray.from_arrays(ends, pa.array(rows.offsets, pa.int64())),
+        "sizes": pa.ListArray.from_arrays(ends, pa.array(rows.sizes, pa.int64())),
+        "rank": pa.array(rows.rank, pa.int32()),
+        "file": _named(rows.key, rows.keys),
+        "start": pa.array(rows.start, pa.int64()),
+        "nbytes": pa.array(rows.nbytes(), pa.int64()),
+        "digest": pa.Array.from_buffers(pa.binary(32), count, [None, seals]),
+        "blocks": _blocks_of(rows),
+    }
+    return pa.table(columns, schema=SCHEMA)
+
+
+def _named(numbers: Ints, values: list[str]) -> pa.DictionaryArray:
+    """Only the values that are used, sorted: a row group stores its own, and always the same."""
+    used, places = np.unique(numbers, return_inverse=True)
+    names = [values[number] for number in used.tolist()]
+    order = sorted(range(len(names)), key=names.__getitem__)
+    place = np.empty(len(names), np.int32)
+    place[order] = np.arange(len(names))
+    sorted_names = pa.array([names[number] for number in order], pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(place[places], pa.int32()), sorted_names)
+
+
+def _blocks_of(rows: Table) -> pa.Array:
+    if not len(rows.blocks):
+        return pa.nulls(len(rows), pa.binary())
+    pairs = itertools.pairwise(rows.first_block.tolist())
+    return pa.array([rows.blocks[low:high].tobytes() or None for low, high in pairs], pa.binary())
+
+
+class RowGroup:
+    """One row group of a file, of which a part is read at a time."""
+
+    def __init__(self, file: Any, metadata: pq.FileMetaData, group: int, name: str) -> None:
+        self._file = file
+        self._metadata = metadata
+        self._group = group
+        self._name = name
+        self._rows = metadata.row_group(group).num_rows
+        if not 0 <= self._rows <= MOST_ROWS:
+            raise FormatError(f"{name}: a row group of {self._rows} rows, limit {MOST_ROWS}")
+
+    def table(self, wanted: list[str] | None, choose: Callable[[Table], Ints] | None) -> Table:
+        """The rows of the wanted tensors that are chosen."""
+        places = self._read([column for column in SCHEMA.names if column not in SEALS])
+        table = _table(places, self._name)
+        rows: Ints = np.arange(len(table))
+        if wanted is not None:
+            known = np.isin(table.fqns, wanted)
+            rows = rows[known[table.fqn]] if len(table) else rows
+        if choose is not None and len(rows):
+            rows = rows[choose(table.take(rows))]
+        if not len(rows):
+            return table.take(rows)
+        seals = self._read(list(SEALS))
+        sealed = dataclasses.replace(table, **_seals(seals, table, self._name))
+        return sealed.take(rows)
+
+    def _read(self, columns: list[str]) -> pa.Table:
+        """Columns that lie side by side, as one read."""
+        group = self._metadata.row_group(self._group)
+        chunks = [
+            chunk
+            for chunk in map(group.column, range(group.num_columns))
+            if chunk.path_in_schema.partition(".")[0] in columns
+        ]
+        spans = [_span(chunk) for chunk in chunks]
+        begin, end = min(span[0] for span in spans), max(span[1] for span in spans)
+        part = _Part(self._file, begin, end)
+        for chunk, (low, high) in zip(chunks, spans, strict=True):
+            column = f"{self._name}: {chunk.path_in_schema}"
+            may = chunk.path_in_schema != "blocks"
+            check_pages(part.data[low - begin : high - begin], column, dictionary=may)
+        file = pq.ParquetFile(
+            part,
+            metadata=self._metadata,
+            read_dictionary=list(NAMES),
+            page_checksum_verification=True,  # a part that is read has no other digest
+        )
+        table = file.read_row_group(self._group, columns=columns)
+        if table.num_rows != self._rows:
+            raise FormatError(f"{self._name}: {table.num_rows} rows of {self._rows}")
+        return table
+
+
+def _span(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    begin = chunk.data_page_offset
+    if chunk.dictionary_page_offset is not None:
+        begin = min(begin, chunk.dictionary_page_offset)
+    return begin, begin + chunk.total_compressed_size
+
+
+class _Part(io.RawIOBase):
+    """A file of which one range has been read; nothing else of it can be."""
+
+    def __init__(self, file: Any, begin: int, end: int) -> None:
+        size = file.seek(0, io.SEEK_END) if not hasattr(file, "size") else file.size()
+        if not 0 <= begin <= end <= size:
+            raise FormatError(f"index: a row group at {begin} to {end} of {size} bytes")
+        file.seek(begin)
+        self.data = memoryview(file.read(end - begin))
+        if len(self.data) != end - begin:
+            raise FormatError(f"index: {len(self.data)} bytes of {end - begin}")
+        self._begin, self._size, self._at = begin, size, 0
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def seekable(self) -> bool:
+        """True."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to an offset; returns it."""
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """Where the next read begins."""
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill ``buffer`` from the range."""
+        low = self._at - self._begin
+        if low < 0:
+            raise ValueError(f"byte {self._at} was not read")
+        found = self.data[low : low + len(buffer)]
+        buffer[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+
+def _table(rows: pa.Table, name: str) -> Table:
+    """Geometry and place of rows; their digests are zeros yet."""
+    fqns, fqn = _numbered(rows["fqn"])
+    dtypes, dtype = _numbered(rows["dtype"])
+    keys, key = _numbered(rows["file"])
+    shapes, shape = _distinct(*_lists(rows["shape"]))
+    (ends, offsets), (other, sizes) = _lists(rows["offsets"]), _lists(rows["sizes"])
+    owner = rows["owner"].fill_null(NOBODY)
+    if pc.any(pc.less(rows["owner"], 0)).as_py():
+        raise FormatError(f"{name}: an owner below 0")
+    table = Table(
+        fqns=fqns,
+        dtypes=dtypes,
+        shapes=shapes,
+        keys=keys,
+        fqn=fqn,
+        owner=_numbers(owner),
+        dtype=dtype,
+        shape=shape,
+        key=key,
+        rank=_numbers(rows["rank"]),
+        offsets=offsets,
+        sizes=sizes,
+        start=_numbers(rows["start"]),
+        digest=np.broadcast_to(np.zeros(32, np.uint8), (len(fqn), 32)),
+        blocks=np.zeros((0, 32), np.uint8),
+    )
+    if not (np.array_equal(ends, table.first) and np.array_equal(other, table.first)):
+        raise FormatError(f"{name}: a box does not lie inside its shape: dimensions differ")
+    numbers = (table.rank, table.start, offsets, sizes)
+    if any(column.min(initial=0) < 0 for column in numbers):
+        raise FormatError(f"{name}: expected no number below 0")
+    table.check_boxes(name)
+    expected, found = table.nbytes(), _numbers(rows["nbytes"])
+    wrong = expected != found
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise FormatError(
+            f"{name}: {fqns[fqn[row]]} has {found[row]} bytes, expected {expected[row]}"
+        )
+    return table
+
+
+def _seals(rows: pa.Table, table: Table, name: str) -> dict[str, Any]:
+    seals = rows["digest"].combine_chunks()
+    if seals.type != pa.binary(32) or seals.null_count:
+        raise FormatError(f"{name}: a row has no digest")
+    joined = b"".join(block for block in rows["blocks"].to_pylist() if block is not None)
+    if len(joined) != 32 * int(table.first_block[-1]):
+        raise FormatError(f"{name}: {len(joined)} bytes of block digests")
+    data = np.frombuffer(seals.buffers()[1], np.uint8)[32 * seals.offset :]
+    return {"digest": data[: 32 * len(seals)].reshape(-1, 32), "blocks": as_digests(joined)}
+
+
+def _numbered(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
+    """Distinct strings, and for each row which of them it has."""
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    array = column.unify_dictionaries().combine_chunks()
+    values = array.dictionary.to_pylist()
+    if array.null_count or any(type(value) is not str for value in values):
+        raise FormatError("a row has no tensor, dtype or file")
+    return values, narrow(array.indices.to_numpy(zero_copy_only=False))
+
+
+def _numbers(column: pa.ChunkedArray) -> Ints:
+    if column.null_count:
+        raise FormatError("a row lacks a number")
+    numbers: Ints = narrow(column.cast(pa.int64()).to_numpy())
+    return numbers
+
+
+def _lists(column: pa.ChunkedArray) -> tuple[Ints, Ints]:
+    """Where each row's numbers begin, one more for their end; and all numbers."""
+    array = column.combine_chunks()
+    if array.null_count or array.values.null_count:
+        raise FormatError("a row lacks numbers")
+    ends = array.offsets.to_numpy()
+    numbers = array.values.cast(pa.int64()).to_numpy()[ends[0] : ends[-1]]
+    return ends - ends[0], narrow(numbers)
+
+
+def _distinct(ends: Ints, numbers: Ints) -> tuple[list[tuple[int, ...]], Ints]:
+    """Distinct lists of numbers, and for each row which of them it has."""
+    known: dict[tuple[int, ...], int] = {}
+    rows = np.zeros(len(ends) - 1, np.int64)
+    counts = np.diff(ends)
+    for count in np.unique(counts).tolist():
+        alike = np.flatnonzero(counts == count)
+        values = numbers[ends[alike][:, None] + np.arange(count)]
+        lists, places = np.unique(values, axis=0, return_inverse=True)
+        new = [known.setdefault(tuple(one), len(known)) for one in lists.tolist()]
+        rows[alike] = np.array(new, np.int64)[places.reshape(-1)]
+    return list(known), narrow(rows)

@@ -134,10 +134,13 @@ def _is_grid(table: Table, rows: Ints) -> bool:
     cell = np.zeros(len(rows), np.int64)
     for d in range(dims):
         starts, sizes = table.offsets[first + d], table.sizes[first + d]
-        ranges, number = np.unique(np.stack([starts, sizes], axis=1), axis=0, return_inverse=True)
-        if (ranges[1:, 0] < ranges[:-1, 0] + ranges[:-1, 1]).any():
+        begins, one, number = np.unique(starts, return_index=True, return_inverse=True)
+        ends = begins + sizes[one]
+        if (sizes != sizes[one][number]).any() or (begins[1:] < ends[:-1]).any():
             return False
-        _, cell = np.unique(cell * len(ranges) + number.reshape(-1), return_inverse=True)
+        cell = cell * len(begins) + number
+        if len(begins) > 1 and d < dims - 1:
+            cell = np.unique(cell, return_inverse=True)[1]
     return len(np.unique(cell)) == len(rows)
 
 

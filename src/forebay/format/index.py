@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forebay.errors import FormatError
+from forebay.format.footer import Group, read_footer
 from forebay.format.row_group import (
     INDEX_VERSION,
     LISTS,
@@ -80,7 +81,9 @@ def read_tables(
     """
     wanted = None if fqns is None else sorted(set(fqns))
     try:
-        file = pa.BufferReader(source) if isinstance(source, bytes) else source
+        file = io.BytesIO(source) if isinstance(source, bytes) else source
+        groups = read_footer(file, name)
+        file.seek(0)
         parquet = pq.ParquetFile(file)
         if (parquet.schema_arrow.metadata or {}).get(b"forebay.index") != INDEX_VERSION:
             raise FormatError(f"{name}: not an index of version 1")
@@ -88,9 +91,10 @@ def read_tables(
             raise FormatError(
                 f"{name}: columns {parquet.schema_arrow.names} are not those of an index"
             )
-        for group in range(parquet.num_row_groups):
-            if wanted is None or _may_hold(parquet, group, wanted):
-                found = RowGroup(file, parquet.metadata, group, name).table(wanted, choose)
+        for number, group in enumerate(groups):
+            if wanted is None or _may_hold(group, wanted):
+                whole = RowGroup(file, parquet.metadata, number, group, name)
+                found = whole.table(wanted, choose)
                 if len(found):
                     yield found
     except (pa.ArrowException, MemoryError, OSError, *_NO_ROW) as error:
@@ -105,13 +109,8 @@ def joined_index(data: bytes, name: str = "index") -> Table:
     return tables.table()
 
 
-def _may_hold(file: pq.ParquetFile, group: int, wanted: list[str]) -> bool:
-    column = file.metadata.row_group(group).column(0)
-    kinds = {column.physical_type, file.schema.column(0).physical_type}
-    if kinds != {"BYTE_ARRAY"}:  # pyarrow ends the process where the two differ, statistics asked
-        raise FormatError(f"index: its names are of kind {sorted(kinds)}")
-    statistics = column.statistics
-    if statistics is None or not statistics.has_min_max:
+def _may_hold(group: Group, wanted: list[str]) -> bool:
+    if group.first is None or group.last is None:
         return True
-    first = bisect.bisect_left(wanted, statistics.min)
-    return first < len(wanted) and wanted[first] <= statistics.max
+    first = bisect.bisect_left(wanted, group.first)
+    return first < len(wanted) and wanted[first] <= group.last

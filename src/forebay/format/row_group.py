@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from forebay.errors import FormatError
+from forebay.format.footer import Group
 from forebay.format.pages import check_pages
 from forebay.format.stored import NOBODY, Ints, Table, as_digests, narrow
 
@@ -90,14 +91,16 @@ def _blocks_of(rows: Table) -> pa.Array:
 class RowGroup:
     """One row group of a file, of which a part is read at a time."""
 
-    def __init__(self, file: Any, metadata: pq.FileMetaData, group: int, name: str) -> None:
+    def __init__(
+        self, file: Any, metadata: pq.FileMetaData, number: int, group: Group, name: str
+    ) -> None:
         self._file = file
         self._metadata = metadata
+        self._number = number
         self._group = group
         self._name = name
-        self._rows = metadata.row_group(group).num_rows
-        if not 0 <= self._rows <= MOST_ROWS:
-            raise FormatError(f"{name}: a row group of {self._rows} rows, limit {MOST_ROWS}")
+        if group.rows > MOST_ROWS:
+            raise FormatError(f"{name}: a row group of {group.rows} rows, limit {MOST_ROWS}")
 
     def table(self, wanted: list[str] | None, choose: Callable[[Table], Ints] | None) -> Table:
         """The rows of the wanted tensors that are chosen."""
@@ -117,45 +120,30 @@ class RowGroup:
 
     def _read(self, columns: list[str]) -> pa.Table:
         """Columns that lie side by side, as one read."""
-        group = self._metadata.row_group(self._group)
-        chunks = [
-            chunk
-            for chunk in map(group.column, range(group.num_columns))
-            if chunk.path_in_schema.partition(".")[0] in columns
-        ]
-        spans = [_span(chunk) for chunk in chunks]
-        begin, end = min(span[0] for span in spans), max(span[1] for span in spans)
-        part = _Part(self._file, begin, end)
-        for chunk, (low, high) in zip(chunks, spans, strict=True):
-            column = f"{self._name}: {chunk.path_in_schema}"
-            may = chunk.path_in_schema != "blocks"
-            check_pages(part.data[low - begin : high - begin], column, dictionary=may)
+        chunks = [chunk for chunk in self._group.chunks if chunk.column in columns]
+        begin = min(chunk.begin for chunk in chunks)
+        part = _Part(self._file, begin, max(chunk.end for chunk in chunks))
+        for chunk in chunks:
+            pages = part.data[chunk.begin - begin : chunk.end - begin]
+            may = chunk.column != "blocks"
+            check_pages(pages, f"{self._name}: {chunk.column}", dictionary=may)
         file = pq.ParquetFile(
             part,
             metadata=self._metadata,
             read_dictionary=list(NAMES),
             page_checksum_verification=True,  # a part that is read has no other digest
         )
-        table = file.read_row_group(self._group, columns=columns)
-        if table.num_rows != self._rows:
-            raise FormatError(f"{self._name}: {table.num_rows} rows of {self._rows}")
+        table = file.read_row_group(self._number, columns=columns)
+        if table.num_rows != self._group.rows:
+            raise FormatError(f"{self._name}: {table.num_rows} rows of {self._group.rows}")
         return table
-
-
-def _span(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    begin = chunk.data_page_offset
-    if chunk.dictionary_page_offset is not None:
-        begin = min(begin, chunk.dictionary_page_offset)
-    return begin, begin + chunk.total_compressed_size
 
 
 class _Part(io.RawIOBase):
     """A file of which one range has been read; nothing else of it can be."""
 
     def __init__(self, file: Any, begin: int, end: int) -> None:
-        size = file.seek(0, io.SEEK_END) if not hasattr(file, "size") else file.size()
-        if not 0 <= begin <= end <= size:
-            raise FormatError(f"index: a row group at {begin} to {end} of {size} bytes")
+        size = file.seek(0, io.SEEK_END)
         file.seek(begin)
         self.data = memoryview(file.read(end - begin))
         if len(self.data) != end - begin:

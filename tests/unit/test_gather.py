@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from forebay.commit.gather import Checked, Gathered, Gathering, gather, read_one
@@ -12,7 +13,7 @@ from forebay.errors import ConflictError, DeadlineError, FormatError, Incomplete
 from forebay.format import names
 from forebay.format.index import write_index
 from forebay.format.manifest import Ref
-from forebay.format.record import Record, write_record
+from forebay.format.record import Record, table_of, write_record
 from forebay.format.slices import Box
 from forebay.storage.memory import MemoryStore
 from tests.build import (
@@ -135,7 +136,7 @@ def changed(store: MemoryStore, node: int, **fields: Any) -> list[Gathered]:
     put_nodes(store, two_nodes())
     found = gathered(store)
     record = msgspec.structs.replace(found[node].record, **fields)
-    found[node] = Gathered(ref=found[node].ref, record=record)
+    found[node] = Gathered(ref=found[node].ref, record=record, table=found[node].table)
     return found
 
 
@@ -175,7 +176,8 @@ def test_missing_nodes_are_named() -> None:
 
 
 def as_gathered(records: list[Record]) -> list[Gathered]:
-    return [Gathered(ref=Ref("there", 1, ""), record=record) for record in records]
+    ref = Ref("there", 1, "")
+    return [Gathered(ref=ref, record=record, table=table_of(record)) for record in records]
 
 
 def test_a_missing_rank_is_named() -> None:
@@ -282,5 +284,28 @@ def test_no_bit_of_a_record_can_change_on_its_way() -> None:
     assert right is not None
     for bit in range(8 * right.ref.nbytes):
         store.bit = bit
-        assert read_one(store, STEP, ATTEMPT, 0) == right, bit
+        found = read_one(store, STEP, ATTEMPT, 0)
+        assert found is not None
+        assert (found.ref, found.record) == (right.ref, right.record), bit
     print(f"bits changed: {8 * right.ref.nbytes}, violations: 0")
+
+
+def test_very_many_records_are_listed_and_read_side_by_side() -> None:
+    """Forty nodes, half of them late: one listing a look, and no request for what it showed."""
+    store, ready = MemoryStore(), MemoryStore()
+    rows = np.arange(160, dtype=np.float32).reshape(40, 4)
+    nodes = [
+        {rank: Rank(entries=entries_of(("w", rows))).part("w", rows, Box((rank, 0), (1, 4)))}
+        for rank in range(40)
+    ]
+    records = put_nodes(ready, nodes)
+    copy_shards(ready, store)
+    for record in records[1::2]:
+        put_record(store, record)
+    asked: list[str] = []
+    store.head = lambda key: asked.append(key)  # type: ignore[method-assign,assign]
+    clock = Clock({3: lambda: [put_record(store, record) for record in records[0::2]]})
+    found = wait(store, clock, nodes=40, timeout_s=60)
+    assert len(found.stored) == 40
+    assert clock.slept == 3
+    assert asked == []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import msgspec
@@ -22,21 +24,23 @@ from forebay.format import names, tree
 from forebay.format.digests import digest
 from forebay.format.manifest import Ref
 from forebay.format.packed import pack, unpack
-from forebay.format.record import MAX_RECORD_BYTES, NO_COLUMNS, Record, read_record, table_of
+from forebay.format.record import MAX_RECORD_BYTES, NO_COLUMNS, Record, read_slices
 from forebay.format.stored import NOBODY, Table, Tables
 from forebay.storage.reread import read_checked
 from forebay.storage.store import Store
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 2.0
 _LISTED_ABOVE = 16  # records that are missing: fewer are asked for one by one
+_READERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """A node's record as stored: how the manifest will name it, and what it says."""
+    """A node's record as stored: how the manifest will name it, what it says, its slices."""
 
     ref: Ref
     record: Record
+    table: Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +67,13 @@ def read_one(store: Store, step: int, attempt: str, node: int) -> Gathered | Non
 
     def gathered(data: bytes) -> Gathered:
         where = f"{store.url}/{key}"
-        record = read_record(data, where)
+        record, table = read_slices(data, where)
         # The manifest vouches for these very bytes, and some bits of a frame mean nothing. Bytes
         # that this version would have written are right; others have to be read twice alike.
         ours = pack(unpack(data, MAX_RECORD_BYTES, where)) == data
         if not ours and store.get(key, max_bytes=MAX_RECORD_BYTES) != data:
             raise DamagedError(f"{where}: two reads of it differ")
-        return Gathered(ref=Ref(key, len(data), digest(data).hex()), record=record)
+        return Gathered(ref=Ref(key, len(data), digest(data).hex()), record=record, table=table)
 
     try:
         found = read_checked(store, key, MAX_RECORD_BYTES, gathered)
@@ -132,7 +136,7 @@ class Gathering:
             self._own += [(entry, shard.rank) for entry in own]
             self._ranks.append(shard.rank)
             self._data_bytes += shard.nbytes
-        self._tables.add(table_of(record, one.ref.key))
+        self._tables.add(one.table)
         if self._first is None:
             self._first = msgspec.structs.replace(
                 record, shards=[], trees=[], names=[], slices=NO_COLUMNS, witnesses=[]
@@ -221,13 +225,9 @@ def gather(
     while True:
         missing = gathering.missing
         sizes = _listed(store, step, attempt) if len(missing) > _LISTED_ABOVE else None
-        for node in missing:
-            if sizes is not None and names.record_key(step, attempt, node) not in sizes:
-                continue
-            one = read_one(store, step, attempt, node)
-            if one is not None:
-                gathering.take(one, sizes)
-                wait_s = _FIRST_WAIT_S
+        for one in _arrived(store, step, attempt, missing, sizes):
+            gathering.take(one, sizes)
+            wait_s = _FIRST_WAIT_S
         missing = gathering.missing
         if not missing:
             return gathering.check()
@@ -238,6 +238,21 @@ def gather(
             )
         sleep(min(wait_s, max(0.0, deadline - clock())))
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+
+def _arrived(
+    store: Store, step: int, attempt: str, nodes: Sequence[int], sizes: Mapping[str, int] | None
+) -> Iterator[Gathered]:
+    """The records of these nodes that are there; of very many, some at a time side by side."""
+    read = functools.partial(read_one, store, step, attempt)
+    if sizes is None:
+        yield from (one for node in nodes if (one := read(node)) is not None)
+        return
+    there = [node for node in nodes if names.record_key(step, attempt, node) in sizes]
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="records") as pool:
+        for at in range(0, len(there), 4 * _READERS):
+            some = pool.map(read, there[at : at + 4 * _READERS])
+            yield from (one for one in some if one is not None)
 
 
 def _listed(store: Store, step: int, attempt: str) -> dict[str, int]:

@@ -158,6 +158,11 @@ def write_record(record: Record) -> bytes:
 
 def read_record(data: bytes, name: str = "record") -> Record:
     """Parse and check a record. Raises FormatError naming ``name`` and what is wrong."""
+    return read_slices(data, name)[0]
+
+
+def read_slices(data: bytes, name: str = "record") -> tuple[Record, Table]:
+    """As ``read_record``, with its slices as a table: what was checked need not be made twice."""
     text = unpack(data, MAX_RECORD_BYTES, name)
     try:
         require_readable(text, RECORD_VERSION, FEATURES, name)
@@ -165,7 +170,7 @@ def read_record(data: bytes, name: str = "record") -> Record:
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise FormatError(f"{name}: not a record: {error}") from None
     _check(record, name)
-    return record
+    return record, table_of(record, name)
 
 
 def _check(record: Record, name: str) -> None:
@@ -190,7 +195,6 @@ def _check(record: Record, name: str) -> None:
                 raise FormatError(f"{name}: rank {shard.rank} names {shard.key!r}, not its own")
         elif shard.nbytes:
             raise FormatError(f"{name}: rank {shard.rank} names no object for its bytes")
-    table_of(record, name)
 
 
 def stored_slices(record: Record, name: str = "record") -> Iterator[Stored]:

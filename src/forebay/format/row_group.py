@@ -168,11 +168,9 @@ class _Part(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Fill ``buffer`` from the range."""
+        """Fill ``buffer`` from the range, of which there is nothing outside."""
         low = self._at - self._begin
-        if low < 0:
-            raise ValueError(f"byte {self._at} was not read")
-        found = self.data[low : low + len(buffer)]
+        found = self.data[low : low + len(buffer)] if low >= 0 else self.data[:0]
         buffer[: len(found)] = found
         self._at += len(found)
         return len(found)

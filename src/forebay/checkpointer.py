@@ -267,21 +267,24 @@ class Checkpointer:
                 strict=strict,
                 allow_cast=allow_cast,
                 per_rank=per_rank,
+                share=len(job.topology.node_ranks) > 1,
             )
             marks = session.bind(state_dict)
         except Exception as error:  # noqa: BLE001 - the others wait in the exchange below
             failure = _as_failure(error)
         failure = self._together(failure)
-        if failure is not None:
-            return None, failure
-        assert session is not None
-        used = self._exchange.any_of(marks)
-        try:
-            session.check_unused(used)
-            session.fetch()
-        except Exception as error:  # noqa: BLE001 - the others wait in the exchange below
-            failure = _as_failure(error)
-        return session, self._together(failure)
+        if failure is None:
+            assert session is not None
+            used = self._exchange.any_of(marks)
+            try:
+                session.check_unused(used)
+                session.fetch()
+            except Exception as error:  # noqa: BLE001 - the others wait in the exchange below
+                failure = _as_failure(error)
+            failure = self._together(failure)
+        if session is not None:
+            session.end_sharing()
+        return session, failure
 
     def _together(self, failure: ForebayError | None) -> ForebayError | None:
         """This rank's failure, or that of the first rank that has one; None when all went well."""

@@ -20,7 +20,6 @@ from forebay.storage.store import Store
 from forebay.watch.events import emit
 
 MAX_TREE_BYTES = 1 << 30
-_READ_AHEAD_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +172,7 @@ class Catalog:
         from forebay.format.index import read_tables
 
         for left in reversed(range(TRIES)):
-            raw = ObjectFile(self.store, manifest.index)
-            file = io.BufferedReader(raw, _READ_AHEAD_BYTES)
+            file = ObjectFile(self.store, manifest.index)
             try:
                 return list(read_tables(file, fqns, where, choose))
             except DamagedError as error:

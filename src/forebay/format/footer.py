@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.errors import FormatError
+from forebay.format.part import Part
 from forebay.format.thrift import read_struct
 
+READ_AHEAD_BYTES = 2**18
 MAGIC = b"PAR1"
 MOST_FOOTER_BYTES = 2**28
 
@@ -42,20 +44,23 @@ class Group:
     last: str | None
 
 
-def read_footer(file: Any, name: str) -> list[Group]:
-    """The row groups of a seekable binary file. Raises FormatError."""
+def read_footer(file: Any, name: str) -> tuple[list[Group], Part]:
+    """The row groups of a seekable binary file, and its footer as a file of its own.
+
+    One read, or two when the footer is larger than READ_AHEAD_BYTES. Raises FormatError.
+    """
     size = file.seek(0, io.SEEK_END)
     if size < 12:
         raise FormatError(f"{name}: {size} bytes are no Parquet file")
-    file.seek(size - 8)
-    tail = bytes(file.read(8))
-    nbytes = int.from_bytes(tail[:4], "little")
-    if tail[4:] != MAGIC or nbytes > min(size - 12, MOST_FOOTER_BYTES):
+    part = Part(file, max(0, size - READ_AHEAD_BYTES), size)
+    nbytes = int.from_bytes(part.data[-8:-4], "little")
+    if part.data[-4:] != MAGIC or nbytes > min(size - 12, MOST_FOOTER_BYTES):
         raise FormatError(f"{name}: no Parquet file, or one cut off")
-    file.seek(size - 8 - nbytes)
-    fields, _ = read_struct(memoryview(file.read(nbytes)))
+    if nbytes + 8 > len(part.data):
+        part = Part(file, size - 8 - nbytes, size)
+    fields, _ = read_struct(part.data[-8 - nbytes : -8])
     try:
-        return [_group(group, size) for group in fields[_GROUPS]]
+        return [_group(group, size) for group in fields[_GROUPS]], part
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"{name}: a footer that lacks something: {error!r}") from None
 

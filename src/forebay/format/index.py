@@ -82,9 +82,8 @@ def read_tables(
     wanted = None if fqns is None else sorted(set(fqns))
     try:
         file = io.BytesIO(source) if isinstance(source, bytes) else source
-        groups = read_footer(file, name)
-        file.seek(0)
-        parquet = pq.ParquetFile(file)
+        groups, footer = read_footer(file, name)
+        parquet = pq.ParquetFile(footer)
         if (parquet.schema_arrow.metadata or {}).get(b"forebay.index") != INDEX_VERSION:
             raise FormatError(f"{name}: not an index of version 1")
         if parquet.schema_arrow.names != SCHEMA.names:

@@ -6,7 +6,6 @@ Of a group, what says where slices lie is read apart from their digests, and eac
 from __future__ import annotations
 
 import dataclasses
-import io
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 from forebay.errors import FormatError
 from forebay.format.footer import Group
 from forebay.format.pages import check_pages
+from forebay.format.part import Part
 from forebay.format.stored import NOBODY, Ints, Table, as_digests, narrow
 
 INDEX_VERSION = b"1"
@@ -122,7 +122,7 @@ class RowGroup:
         """Columns that lie side by side, as one read."""
         chunks = [chunk for chunk in self._group.chunks if chunk.column in columns]
         begin = min(chunk.begin for chunk in chunks)
-        part = _Part(self._file, begin, max(chunk.end for chunk in chunks))
+        part = Part(self._file, begin, max(chunk.end for chunk in chunks))
         for chunk in chunks:
             pages = part.data[chunk.begin - begin : chunk.end - begin]
             may = chunk.column != "blocks"
@@ -137,43 +137,6 @@ class RowGroup:
         if table.num_rows != self._group.rows:
             raise FormatError(f"{self._name}: {table.num_rows} rows of {self._group.rows}")
         return table
-
-
-class _Part(io.RawIOBase):
-    """A file of which one range has been read; nothing else of it can be."""
-
-    def __init__(self, file: Any, begin: int, end: int) -> None:
-        size = file.seek(0, io.SEEK_END)
-        file.seek(begin)
-        self.data = memoryview(file.read(end - begin))
-        if len(self.data) != end - begin:
-            raise FormatError(f"index: {len(self.data)} bytes of {end - begin}")
-        self._begin, self._size, self._at = begin, size, 0
-
-    def readable(self) -> bool:
-        """True."""
-        return True
-
-    def seekable(self) -> bool:
-        """True."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to an offset; returns it."""
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        """Where the next read begins."""
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill ``buffer`` from the range, of which there is nothing outside."""
-        low = self._at - self._begin
-        found = self.data[low : low + len(buffer)] if low >= 0 else self.data[:0]
-        buffer[: len(found)] = found
-        self._at += len(found)
-        return len(found)
 
 
 def _table(rows: pa.Table, name: str) -> Table:

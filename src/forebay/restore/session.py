@@ -23,9 +23,11 @@ from forebay.restore.fill import Binder
 from forebay.restore.reads import Want, plan_reads, touched
 from forebay.restore.report import RestoreReport
 from forebay.restore.source import ArenaSource, Source, StoreSource
+from forebay.storage.read_once import ReadOnce
 from forebay.storage.store import Store
 
 _SHOWN = 5
+_SHARED = "shared-reads"
 
 
 class Session:
@@ -44,9 +46,12 @@ class Session:
         strict: bool,
         allow_cast: bool,
         per_rank: Literal["require", "skip"],
+        share: bool = False,
     ) -> None:
+        """``share`` what is read of records and index with the other ranks of the node."""
         self._began = time.perf_counter()
-        self._catalog = Catalog(store)
+        self._shared = ReadOnce(store, job_directory / _SHARED) if share else None
+        self._catalog = Catalog(self._shared or store)
         self._manifest = manifest
         self._rank = rank
         self._node = node
@@ -98,6 +103,11 @@ class Session:
         plan = plan_reads(wants, self._slices(wants))
         self._fetched = fetch(plan, self._sources, allocate=Buffers().take)
         self._binder.check_ties(self._fetched.buffers)
+
+    def end_sharing(self) -> None:
+        """All ranks of the node have fetched, or failed: nobody needs what was shared."""
+        if self._shared is not None:
+            self._shared.clear()
 
     def apply(self) -> RestoreReport:
         """Fill the target; only now does it change."""

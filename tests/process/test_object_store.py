@@ -68,6 +68,20 @@ def test_ranks_save_and_restore(seaweed: Place, start_ranks: Callable[..., Ranks
     assert open_store(url).head(PROBE_RESULT_KEY) is not None
 
 
+def test_ranks_of_a_node_read_the_index_once(
+    proxy: FaultProxy, start_ranks: Callable[..., Ranks]
+) -> None:
+    """Three ranks of another layout: the footer, places and digests, and the state, once each."""
+    url = run_url()
+    saved = start_ranks("save_trained", 2, url=url, layout="fsdp", step=3).wait()
+    before = len(proxy.requests)
+    assert start_ranks("load_trained", 3, url=url, layout="fsdp", step=3).wait()[0] == saved[0]
+    got = Counter(
+        one.path.rpartition("/")[2] for one in proxy.requests[before:] if one.method == "GET"
+    )
+    assert (got["index.parquet"], got["state.msgpack.zst"]) == (3, 1), got
+
+
 @pytest.mark.parametrize("local", [True, False])
 def test_an_agent_that_dies_sends_no_part_again(
     proxy: FaultProxy, runtime: Path, tmp_path: Path, local: bool

@@ -13,7 +13,7 @@ import msgspec
 
 from forebay.capture import agree, layout
 from forebay.capture.copy import digest_of
-from forebay.capture.ledger import Ledger, Line, Tier, error_of
+from forebay.capture.ledger import Ledger, Line, Tier
 from forebay.capture.recall import Memory
 from forebay.capture.stage import Stage
 from forebay.capture.state import Walked
@@ -271,29 +271,14 @@ class Checkpointer:
             )
             marks = session.bind(state_dict)
         except Exception as error:  # noqa: BLE001 - the others wait in the exchange below
-            failure = _as_failure(error)
-        failure = self._together(failure)
+            failure = agree.as_failure(error)
+        failure = self._exchange.together(failure)
         if failure is None:
             assert session is not None
-            used = self._exchange.any_of(marks)
-            try:
-                session.check_unused(used)
-                session.fetch()
-            except Exception as error:  # noqa: BLE001 - the others wait in the exchange below
-                failure = _as_failure(error)
-            failure = self._together(failure)
+            failure = session.read(self._exchange, self._exchange.any_of(marks), agree.BUCKETS)
         if session is not None:
             session.end_sharing()
         return session, failure
-
-    def _together(self, failure: ForebayError | None) -> ForebayError | None:
-        """This rank's failure, or that of the first rank that has one; None when all went well."""
-        text = None if failure is None else f"{failure.kind} {failure}"
-        first = self._exchange.first_failure(text)
-        if first is None or failure is not None:
-            return failure
-        kind, _, text = first[1].partition(" ")
-        return error_of(kind, f"rank {first[0]}: {text}")
 
     def status(self) -> dict[str, Any]:
         """Snapshots of this rank that are under way or failed, and the state of its agent."""
@@ -358,8 +343,8 @@ class Checkpointer:
             try:
                 self._job = Membership(self.url, self.settings, topology, attempt, self._ledger)
             except Exception as error:  # noqa: BLE001 - the others wait in the exchange below
-                failure = _as_failure(error)
-            failure = self._together(failure)
+                failure = agree.as_failure(error)
+            failure = self._exchange.together(failure)
             if failure is not None:
                 if self._job is not None:
                     self._job.leave(clean=False)
@@ -449,21 +434,12 @@ class Checkpointer:
                 catalog = Catalog(job.store)
                 data = _manifest_bytes(catalog, step, older_than, fallback=fallback)
             except Exception as error:  # noqa: BLE001 - the others wait in the exchange below
-                failure = _as_failure(error)
-        failure = self._together(failure)
+                failure = agree.as_failure(error)
+        failure = self._exchange.together(failure)
         if failure is not None:
             raise failure
         data = self._exchange.from_first(data)
         return read_manifest(data, "manifest") if data else None
-
-
-def _as_failure(error: Exception) -> ForebayError:
-    """What went wrong as one of ours, so that all ranks can end together."""
-    if isinstance(error, ForebayError):
-        return error
-    failure = ForebayError(f"a bug: {type(error).__name__}: {error}")
-    failure.__cause__ = error
-    return failure
 
 
 def _shown(line: Line) -> dict[str, Any]:

@@ -118,10 +118,10 @@ def full_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> di
     return found
 
 
-def save_trained(url: str, layout: str, step: int, **options: Any) -> Any:
+def save_trained(url: str, layout: str, step: int, width: int = 12, **options: Any) -> Any:
     """Train three steps, save, wait for the commit; rank 0 returns all tensors."""
     group()
-    model, optimizer = build(layout)
+    model, optimizer = build(layout, width)
     for number in range(3):
         train_step(model, optimizer, number)
     with forebay.Checkpointer(url, **options) as checkpointer:
@@ -131,10 +131,10 @@ def save_trained(url: str, layout: str, step: int, **options: Any) -> Any:
         return full_tensors(model, optimizer)
 
 
-def load_trained(url: str, layout: str, step: int) -> Any:
+def load_trained(url: str, layout: str, step: int, width: int = 12) -> Any:
     """Restore into a freshly built model and optimizer and return all tensors."""
     group()
-    model, optimizer = build(layout)
+    model, optimizer = build(layout, width)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(7.0)

@@ -10,18 +10,21 @@ import datetime
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from forebay.capture.ledger import error_of
 from forebay.capture.topology import SINGLE, Topology, from_environment, place
-from forebay.errors import UsageError
+from forebay.errors import DeadlineError, ForebayError, UsageError
 from forebay.format.names import check_attempt
 
 BUCKETS = 16_384
 _LIMIT = datetime.timedelta(minutes=10)
+_MESSAGE_BYTES = 2**28
 
 
 def group_is_up() -> bool:
@@ -34,6 +37,10 @@ class Exchange:
 
     def __init__(self) -> None:
         self._group: Any = None
+
+    def are_there(self) -> bool:
+        """True when there are other ranks to speak with."""
+        return group_is_up()
 
     def _over(self) -> Any:
         if self._group is None:
@@ -70,6 +77,53 @@ class Exchange:
         dist.all_reduce(high, op=dist.ReduceOp.MAX, group=group)
         return {bucket for bucket in marks if int(low[bucket]) == int(high[bucket])}
 
+    def swap(self, said: Mapping[int, bytes]) -> dict[int, bytes]:
+        """To each of some ranks its word, and from each the same number of bytes.
+
+        Whoever this rank names has to name this rank.
+        """
+        heard = {rank: bytearray(len(word)) for rank, word in said.items()}
+        self.pass_on(
+            [(rank, memoryview(bytearray(word))) for rank, word in said.items()],
+            [(rank, memoryview(word)) for rank, word in heard.items()],
+        )
+        return {rank: bytes(word) for rank, word in heard.items()}
+
+    def pass_on(
+        self,
+        given: Sequence[tuple[int, memoryview]],
+        taken: Sequence[tuple[int, memoryview]],
+    ) -> None:
+        """Send bytes to ranks, and fill memory with what ranks send, in the order of each pair.
+
+        Raises DeadlineError when another rank does not come to it.
+        """
+        group, tags = self._over(), Counter[tuple[bool, int]]()
+        pending = []
+        try:
+            for gives, moves in ((False, taken), (True, given)):
+                move = dist.isend if gives else dist.irecv
+                for rank, view in moves:
+                    for at in range(0, view.nbytes, _MESSAGE_BYTES):
+                        part = torch.frombuffer(view[at : at + _MESSAGE_BYTES], dtype=torch.uint8)
+                        pending.append(move(part, rank, group=group, tag=tags[gives, rank]))
+                        tags[gives, rank] += 1
+            for one in pending:
+                if one is not None:
+                    one.wait()
+        except RuntimeError as error:
+            raise DeadlineError(f"restore: a rank did not pass on what it read: {error}") from None
+
+    def broadcast(self, view: memoryview, reader: int) -> None:
+        """Fill memory with a rank's bytes, on every rank. Raises DeadlineError."""
+        group = self._over()
+        try:
+            for at in range(0, view.nbytes, _MESSAGE_BYTES):
+                part = torch.frombuffer(view[at : at + _MESSAGE_BYTES], dtype=torch.uint8)
+                dist.broadcast(part, src=reader, group=group)
+        except RuntimeError as error:
+            raise DeadlineError(f"restore: rank {reader} gave nothing: {error}") from None
+
     def any_of(self, marks: bytes) -> bytes:
         """Byte by byte the largest over all ranks, which all give equally many."""
         if not group_is_up() or not marks:
@@ -77,6 +131,23 @@ class Exchange:
         buffer = torch.frombuffer(bytearray(marks), dtype=torch.uint8)
         dist.all_reduce(buffer, op=dist.ReduceOp.MAX, group=self._over())
         return buffer.numpy().tobytes()
+
+    def attempt(self, step: Callable[[], None]) -> ForebayError | None:
+        """Do something on all ranks: the first failure that one of them has, on each."""
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - the others wait in the exchange
+            return self.together(as_failure(error))
+        return self.together(None)
+
+    def together(self, failure: ForebayError | None) -> ForebayError | None:
+        """This rank's failure, or that of the first rank that has one; None when all went well."""
+        text = None if failure is None else f"{failure.kind} {failure}"
+        first = self.first_failure(text)
+        if first is None or failure is not None:
+            return failure
+        kind, _, text = first[1].partition(" ")
+        return error_of(kind, f"rank {first[0]}: {text}")
 
     def first_failure(self, failure: str | None) -> tuple[int, str] | None:
         """The failure of the lowest rank that has one, on every rank; None when all went well."""
@@ -93,6 +164,15 @@ class Exchange:
         buffer = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         dist.broadcast(buffer, src=source, group=group)
         return source, buffer.numpy().tobytes().rstrip(b"\0").decode(errors="replace")
+
+
+def as_failure(error: Exception) -> ForebayError:
+    """What went wrong as one of ours, so that all ranks can end together."""
+    if isinstance(error, ForebayError):
+        return error
+    failure = ForebayError(f"a bug: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 def discover_topology() -> Topology:

@@ -25,6 +25,7 @@ from forebay.errors import MismatchError
 from forebay.format import paths, tree
 from forebay.format.slices import Box, TensorKey
 from forebay.restore.reads import Want
+from forebay.restore.replicas import Holders
 
 Finish = Callable[[], Any]
 _SHOWN = 5
@@ -86,6 +87,7 @@ class Binder:
         allow_cast: bool,
     ) -> None:
         self.wants: list[Want] = []
+        self.holders: list[Holders] = []
         self.missing: list[str] = []
         self.cast: list[str] = []
         self.skipped: list[str] = []
@@ -350,10 +352,13 @@ class Binder:
         if entry.dtype != dtype:
             self.cast.append(f"{path}: {entry.dtype} -> {dtype}")
         boxes = [(Box.whole(entry.shape), Box.whole(entry.shape))]
+        holders: Holders = () if own else None
         if isinstance(item, DTensor):
-            boxes = held_boxes(entry.shape, walking.spread_of(item, path)[0].splits)
+            spread = walking.spread_of(item, path)[0]
+            boxes, holders = held_boxes(entry.shape, spread.splits), () if own else spread.holders
         for box, inner in boxes:
             self._want(entry, box, inner, local, path, own)
+            self.holders.append(holders)
         return lambda: item
 
     def _want(

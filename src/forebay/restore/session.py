@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Iterator
@@ -11,16 +12,18 @@ from typing import Any, Literal
 import numpy as np
 
 from forebay.commit.catalog import Catalog
-from forebay.errors import MismatchError
+from forebay.errors import ForebayError, MismatchError
 from forebay.format import tree
 from forebay.format.manifest import Manifest
 from forebay.format.record import Record, table_of
 from forebay.format.slices import TensorKey
 from forebay.format.stored import Stored
+from forebay.restore import replicas
 from forebay.restore.buffers import Buffers
 from forebay.restore.fetch import Fetched, fetch
 from forebay.restore.fill import Binder
-from forebay.restore.reads import Want, plan_reads, touched
+from forebay.restore.passing import Peers, pass_on
+from forebay.restore.reads import ReadPlan, Want, plan_reads, touched
 from forebay.restore.report import RestoreReport
 from forebay.restore.source import ArenaSource, Source, StoreSource
 from forebay.storage.read_once import ReadOnce
@@ -69,6 +72,10 @@ class Session:
             own = self._own_entries()
         self._refuse_own = per_rank == "require" and not same_world
         self._binder = Binder(self._common, own, rank=rank, strict=strict, allow_cast=allow_cast)
+        self._world_size = world_size
+        self._stored: list[Stored] = []
+        self._plan: ReadPlan | None = None
+        self._division: replicas.Division | None = None
         self._fetched: Fetched | None = None
 
     def bind(self, state: dict[Any, Any]) -> bytes:
@@ -97,11 +104,88 @@ class Session:
                 "add them, or strict=False leaves them out and reports them"
             )
 
-    def fetch(self) -> None:
-        """Read and verify every byte the target needs. Raises DamagedError, MismatchError."""
+    def read(self, peers: Peers, used: bytes, count: int) -> ForebayError | None:
+        """Read and verify every byte the target needs; the first rank's failure, on each.
+
+        ``used`` marks the entries for which any rank has a place, ``count`` is how many buckets
+        ranks agree by. Plans, divides what several ranks want, fetches, passes on: each ends on
+        all ranks before the next begins. Collective.
+        """
+        near = True
+
+        def plan() -> None:
+            nonlocal near
+            self.check_unused(used)
+            near = self.plan()
+
+        failure = peers.attempt(plan)
+        # Where all is on its node already, nobody has to read for others.
+        if failure is None and peers.are_there() and peers.any_of(bytes([not near])) != b"\0":
+            failure = peers.attempt(lambda: self.divide(peers, count))
+        return failure or peers.attempt(self.fetch) or peers.attempt(lambda: self.pass_on(peers))
+
+    def plan(self) -> bool:
+        """Plan the reads of every byte the target needs; True when all seem to be on this node.
+
+        Raises MismatchError.
+        """
         wants = self._binder.wants
-        plan = plan_reads(wants, self._slices(wants))
-        self._fetched = fetch(plan, self._sources, allocate=Buffers().take)
+        self._stored = list(self._slices(wants))
+        self._plan = plan_reads(wants, self._stored)
+        keys, near = {batch.key for batch in self._plan.batches}, self._sources[:-1]
+        return all(any(source.has(key) for source in near) for key in keys)
+
+    def divide(self, peers: Peers, count: int) -> None:
+        """Leave to other ranks what they read too, and take it from them. Collective.
+
+        ``count`` is how many buckets the ranks agree by. Nothing is divided unless all holders of
+        each piece want the same.
+        """
+        wants, holders = self._binder.wants, self._binder.holders
+        agreed = peers.agreed_buckets(replicas.marks_for_all(wants, holders, count))
+        said = replicas.marks_for_peers(wants, holders, self._rank)
+        differs = peers.swap(said) != said
+        if peers.any_of(bytes([differs])) != b"\0":
+            return
+        self._division = replicas.divide(
+            wants,
+            holders,
+            rank=self._rank,
+            world_size=self._world_size,
+            count=count,
+            agreed=agreed,
+        )
+
+    def fetch(self) -> None:
+        """Read and verify what this rank reads, for itself or for others. Raises DamagedError."""
+        if self._plan is None:
+            self.plan()
+        assert self._plan is not None
+        memory, division = Buffers(), self._division
+        if division is None:
+            self._fetched = fetch(self._plan, self._sources, allocate=memory.take)
+            self._binder.check_ties(self._fetched.buffers)
+            return
+        wants = self._plan.wants
+        some = plan_reads([wants[number] for number in division.read], self._stored)
+        found = fetch(some, self._sources, allocate=memory.take)
+        mine = dict(zip(division.read, found.buffers, strict=True))
+        buffers = [
+            mine[number] if number in mine else memory.take(want.nbytes)
+            for number, want in enumerate(wants)
+        ]
+        self._fetched = dataclasses.replace(
+            found, buffers=buffers, bytes_needed=self._plan.bytes_needed
+        )
+
+    def pass_on(self, peers: Peers) -> None:
+        """Give and get what was divided, compared by digest. Collective. Raises DamagedError."""
+        if self._division is None:
+            return
+        assert self._fetched is not None
+        share = pass_on(self._division, self._fetched.buffers, peers, self._rank)
+        if share.bytes:
+            self._fetched.by_source["ranks"] = share
         self._binder.check_ties(self._fetched.buffers)
 
     def end_sharing(self) -> None:

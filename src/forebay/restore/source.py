@@ -10,7 +10,7 @@ import struct
 from pathlib import Path
 from typing import Protocol
 
-from forebay.errors import DamagedError, ForebayError, FormatError, NotFoundError
+from forebay.errors import DamagedError, ForebayError, FormatError, NotFoundError, StoreError
 from forebay.format import names
 from forebay.format.shard import PAGE_BYTES
 from forebay.format.slot import WORD_BYTES, ArenaHead, SlotState, read_head, read_ticket, read_words
@@ -23,6 +23,9 @@ class Source(Protocol):
 
     name: str
 
+    def has(self, key: str) -> bool:
+        """True when the object seems to be here."""
+
     def read_into(self, key: str, start: int, into: memoryview) -> None:
         """Fill ``into``. Raises NotFoundError when it is not here, DamagedError when it is cut."""
 
@@ -33,6 +36,13 @@ class StoreSource:
     def __init__(self, name: str, store: Store) -> None:
         self.name = name
         self._store = store
+
+    def has(self, key: str) -> bool:
+        """True when the store has the object."""
+        try:
+            return self._store.head(key) is not None
+        except StoreError:
+            return False
 
     def read_into(self, key: str, start: int, into: memoryview) -> None:
         """Fill ``into`` from the object."""
@@ -116,6 +126,10 @@ class ArenaSource:
                 continue
             if key is not None:
                 self._slots[key] = slot
+
+    def has(self, key: str) -> bool:
+        """True when a slot has the image."""
+        return key in self._slots
 
     def read_into(self, key: str, start: int, into: memoryview) -> None:
         """Fill ``into`` from the image, if no save has taken its place."""

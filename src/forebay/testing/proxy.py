@@ -105,6 +105,7 @@ class Seen(msgspec.Struct, kw_only=True):
     status: int | None = None
     upstream_status: int | None = None
     body_bytes: int = 0
+    reply_bytes: int = 0
     ended_s: float | None = None
 
     @property
@@ -366,6 +367,7 @@ class FaultProxy:
             async for data in upstream.content.iter_chunked(_piece_bytes(fault)):
                 piece = data[: cut_at - sent]
                 sent += len(piece)
+                seen.reply_bytes = sent
                 await _pace(fault, since_s, sent)
                 whole += piece if seen.is_list else b""
                 if sent == size:

@@ -15,7 +15,14 @@ from tests.rules.source import MODULES, imports_of, name_of, tree_of, where
 TORCH = {
     *("capture/state.py", "capture/walk.py", "capture/recall.py", "capture/copy.py"),
     *("capture/agree.py", "capture/stage.py", "restore/fill.py", "checkpointer.py", "adapters/*"),
-    *("demo/model.py", "demo/loader.py", "demo/train.py", "demo/report.py", "doctor/device.py"),
+    *(
+        "demo/model.py",
+        "demo/loader.py",
+        "demo/train.py",
+        "demo/report.py",
+        "doctor/device.py",
+        "testing/cluster.py",
+    ),
 }
 HTTP = {"drain/agent.py", "drain/mirror.py", "watch/page/*", "testing/proxy.py"}
 S3 = {"storage/s3.py"}  # what obstore has no call for: uploads in parts that outlive the process

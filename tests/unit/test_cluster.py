@@ -20,6 +20,7 @@ from forebay.errors import StoreError, UsageError
 from forebay.format import names
 from forebay.format.record import stored_slices, write_record
 from forebay.restore.reads import plan_reads, touched
+from forebay.storage.memory import MemoryStore
 from forebay.testing.cluster import Cluster, Mesh
 from forebay.testing.hollow import HollowStore
 from forebay.testing.llama import STATES, Llama, Weight
@@ -74,10 +75,12 @@ def test_a_node_that_was_moved_is_the_one_that_is_laid_out(mesh: Mesh) -> None:
 
 @pytest.mark.parametrize("mesh", [*MESHES, Mesh(8, 2, 4)], ids=str)
 def test_the_job_commits_and_another_restores(mesh: Mesh) -> None:
-    cluster, store = Cluster(mesh, SMALL, run="r"), HollowStore()
+    cluster, inner = Cluster(mesh, SMALL, run="r"), MemoryStore()
+    shards: dict[str, int] = {}
     for record in cluster.records():
-        store.add_shards(record)
-        store.put(names.record_key(1, "a1", record.node), write_record(record))
+        shards |= {shard.key: shard.nbytes for shard in record.shards if shard.key}
+        inner.put(names.record_key(1, "a1", record.node), write_record(record))
+    store = HollowStore(inner, shards)
     checked = gather(store, 1, "a1", nodes=cluster.nodes, timeout_s=0.0)
     _, manifest = publish(store, checked)
     steps = 4 * len(SMALL.stage(0, 1))

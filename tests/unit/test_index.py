@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import random
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,9 +15,10 @@ from hypothesis import strategies as st
 
 from forebay.errors import FormatError
 from forebay.format import index
-from forebay.format.index import read_index, write_index
+from forebay.format.index import read_index, read_tables, write_index
+from forebay.format.row_group import RowGroup
 from forebay.format.slices import Box, Slice, TensorKey
-from forebay.format.stored import Stored
+from forebay.format.stored import Ints, Stored, Table
 
 
 def stored(fqn: str, *, rank: int = 0, at: int = 0, owner: int | None = None) -> Stored:
@@ -75,6 +78,53 @@ def test_few_row_groups_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     read.clear()
     assert len(list(read_index(data))) == 400
     assert len(read) == 50
+
+
+def test_of_a_row_group_only_what_is_chosen_is_sealed() -> None:
+    """Rows are chosen by where they lie; those with blocks too."""
+    data = write_index(many(10))
+    seen: list[int] = []
+
+    def choose(table: Table) -> Ints:
+        seen.append(len(table))
+        return np.flatnonzero(table.offsets[table.first[:-1]] == 4)
+
+    (table,) = read_tables(data, ["layer.00003", "layer.00007"], "x", choose)
+    assert list(table) == [row for row in many(10) if row.blocks and row.slice.key.fqn[-1] in "37"]
+    assert seen == [4]
+    assert list(read_tables(data, None, "x", lambda _: np.zeros(0, np.int64))) == []
+
+
+def test_tensors_of_few_slices_stand_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wanted one is found without a look at the groups of the others, whose range it is in."""
+    monkeypatch.setattr(index, "ROW_GROUP_ROWS", 64)
+    rows = [
+        Stored(
+            Slice(TensorKey(f"w{n}"), "int8", (40,), Box((at,), (1,))), "f", at, bytes(32), (), 0
+        )
+        for n in range(5)
+        for at in range(40)
+    ]
+    rows += [
+        Stored(Slice(TensorKey(f"w{n}/step"), "int8", (), Box((), ())), "f", 0, bytes(32), (), 0)
+        for n in range(4)
+    ]
+    data = write_index(rows)
+    assert len(list(read_index(data))) == len(rows)
+    read: list[int] = []
+    inner = RowGroup.__init__
+
+    def counting(self: RowGroup, *given: Any) -> None:
+        read.append(given[2])
+        inner(self, *given)
+
+    monkeypatch.setattr(RowGroup, "__init__", counting)
+    found = list(read_index(data, ["w1/step", "w3/step"]))
+    assert ([s.slice.key.fqn for s in found], read) == (["w1/step", "w3/step"], [0])
+    read.clear()
+    assert len(list(read_index(data, ["w1/step", "w2"]))) == 41
+    assert read[0] == 0
+    assert set(read) < {0, 1, 2, 3, 4}
 
 
 def test_a_slice_over_two_groups_is_found_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,10 @@
 A reader of another layout fetches only the row groups whose FQN range it needs; a person can query
 it with DuckDB or pandas. ``rank`` is the writer; ``owner`` is set only for what was declared per
 rank. ``digest`` and ``blocks`` stand in columns of their own.
+
+Tensors of few slices come first, in row groups of their own, each part sorted: a rank that wants
+the steps of its optimizer, which are single numbers, need not read past a thousand slices of each
+tensor between them.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -29,6 +34,8 @@ from forebay.format.row_group import (
 from forebay.format.stored import Ints, Stored, Table, Tables
 
 ROW_GROUP_ROWS = 16_384
+FEW_SLICES = 16
+FEW_GROUPS = b"forebay.few_groups"
 
 _NO_ROW = (ValueError, LookupError, TypeError, OverflowError, AttributeError, RuntimeError)
 
@@ -42,19 +49,32 @@ _COMPRESSION = {
 def write_index(stored: Table | Iterable[Stored]) -> bytes:
     """All slices as one Parquet file, sorted by FQN, owner and offsets."""
     table = stored if isinstance(stored, Table) else Table.of(stored)
+    few, many = _by_slices(table)
+    groups = str(-(-len(few) // ROW_GROUP_ROWS)).encode()
     sink = io.BytesIO()
     with pq.ParquetWriter(
         sink,
-        SCHEMA,
+        SCHEMA.with_metadata({**SCHEMA.metadata, FEW_GROUPS: groups}),
         compression=_COMPRESSION,
         use_dictionary=list(NAMES),
         write_statistics=["fqn"],
         write_page_checksum=True,
     ) as writer:
-        for at in range(0, len(table), ROW_GROUP_ROWS):
-            rows = table.take(table.order[at : at + ROW_GROUP_ROWS])
-            writer.write_table(to_arrow(rows), row_group_size=ROW_GROUP_ROWS)
+        for part in (few, many):
+            for at in range(0, len(part), ROW_GROUP_ROWS):
+                rows = to_arrow(table.take(part[at : at + ROW_GROUP_ROWS]))
+                writer.write_table(
+                    rows.replace_schema_metadata(writer.schema.metadata),
+                    row_group_size=ROW_GROUP_ROWS,
+                )
     return sink.getvalue()
+
+
+def _by_slices(table: Table) -> tuple[Ints, Ints]:
+    """Rows of tensors of few slices, and those of all others, both sorted."""
+    counts = np.diff(table.bounds)
+    few = np.repeat(counts <= FEW_SLICES, counts)
+    return table.order[few], table.order[~few]
 
 
 def read_index(
@@ -90,12 +110,19 @@ def read_tables(
             raise FormatError(
                 f"{name}: columns {parquet.schema_arrow.names} are not those of an index"
             )
+        few = int((parquet.schema_arrow.metadata or {}).get(FEW_GROUPS, b"0"))
+        whole: set[str] = set()
         for number, group in enumerate(groups):
-            if wanted is None or _may_hold(group, wanted):
-                whole = RowGroup(file, parquet.metadata, number, group, name)
-                found = whole.table(wanted, choose)
-                if len(found):
-                    yield found
+            if wanted is not None and number == few:  # no other part has slices of these
+                wanted = sorted(set(wanted) - whole)
+            if wanted is not None and not _may_hold(group, wanted):
+                continue
+            places = RowGroup(file, parquet.metadata, number, group, name)
+            rows = places.of(wanted)
+            whole |= places.fqns(rows) if number < few else set()
+            found = places.sealed(rows if choose is None else places.chosen(rows, choose))
+            if len(found):
+                yield found
     except (pa.ArrowException, MemoryError, OSError, *_NO_ROW) as error:
         raise FormatError(f"{name}: not a readable index: {error}") from error
 

@@ -89,7 +89,7 @@ def _blocks_of(rows: Table) -> pa.Array:
 
 
 class RowGroup:
-    """One row group of a file, of which a part is read at a time."""
+    """One row group of a file. Where its slices lie is read at once, their digests when asked."""
 
     def __init__(
         self, file: Any, metadata: pq.FileMetaData, number: int, group: Group, name: str
@@ -102,20 +102,29 @@ class RowGroup:
         if group.rows > MOST_ROWS:
             raise FormatError(f"{name}: a row group of {group.rows} rows, limit {MOST_ROWS}")
 
-    def table(self, wanted: list[str] | None, choose: Callable[[Table], Ints] | None) -> Table:
-        """The rows of the wanted tensors that are chosen."""
-        places = self._read([column for column in SCHEMA.names if column not in SEALS])
-        table = _table(places, self._name)
-        rows: Ints = np.arange(len(table))
-        if wanted is not None:
-            known = np.isin(table.fqns, wanted)
-            rows = rows[known[table.fqn]] if len(table) else rows
-        if choose is not None and len(rows):
-            rows = rows[choose(table.take(rows))]
+        self._table = _table(self._read([c for c in SCHEMA.names if c not in SEALS]), name)
+
+    def of(self, wanted: list[str] | None) -> Ints:
+        """The rows of the wanted tensors; all when None."""
+        rows: Ints = np.arange(len(self._table))
+        if wanted is None or not len(rows):
+            return rows
+        return rows[np.isin(self._table.fqns, wanted)[self._table.fqn]]
+
+    def fqns(self, rows: Ints) -> set[str]:
+        """The tensors of these rows."""
+        return {self._table.fqns[number] for number in np.unique(self._table.fqn[rows]).tolist()}
+
+    def chosen(self, rows: Ints, choose: Callable[[Table], Ints]) -> Ints:
+        """Those of the rows that are chosen by what is known without their digests."""
+        return rows[choose(self._table.take(rows))] if len(rows) else rows
+
+    def sealed(self, rows: Ints) -> Table:
+        """The rows with their digests, which are read now if there is any row."""
         if not len(rows):
-            return table.take(rows)
+            return self._table.take(rows)
         seals = self._read(list(SEALS))
-        sealed = dataclasses.replace(table, **_seals(seals, table, self._name))
+        sealed = dataclasses.replace(self._table, **_seals(seals, self._table, self._name))
         return sealed.take(rows)
 
     def _read(self, columns: list[str]) -> pa.Table:
@@ -179,7 +188,8 @@ def _table(rows: pa.Table, name: str) -> Table:
         raise FormatError(
             f"{name}: {fqns[fqn[row]]} has {found[row]} bytes, expected {expected[row]}"
         )
-    return table
+    count = int(table.first_block[-1])
+    return dataclasses.replace(table, blocks=np.broadcast_to(np.zeros(32, np.uint8), (count, 32)))
 
 
 def _seals(rows: pa.Table, table: Table, name: str) -> dict[str, Any]:

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from forebay.commit.catalog import Catalog
 from forebay.errors import ForebayError, MismatchError
 from forebay.format import tree
@@ -231,12 +229,10 @@ class Session:
         return tree.read_tree(shard.own, f"per-rank entries of rank {self._rank}")
 
     def _slices(self, wants: list[Want]) -> Iterator[Stored]:
-        """Stored slices that cover the wants: this rank's own, and the index where they do not."""
-        needed = {want.key for want in wants if want.box.elements}
+        """Stored slices that cover the wants: this node's own, and the index where they do not."""
         mine: dict[TensorKey, list[Stored]] = {}
-        for stored in self._own_slices():
-            if stored.slice.key in needed:
-                mine.setdefault(stored.slice.key, []).append(stored)
+        for stored in self._own_slices(wants):
+            mine.setdefault(stored.slice.key, []).append(stored)
         open_keys = {want.key for want in wants if not _covered(want, mine.get(want.key, []))}
         for key, slices in mine.items():
             if key not in open_keys:
@@ -248,10 +244,10 @@ class Session:
             for table in self._catalog.tables(self._manifest, fqns, choose):
                 yield from table
 
-    def _own_slices(self) -> Iterator[Stored]:
+    def _own_slices(self, wants: list[Want]) -> Iterator[Stored]:
         if self._record is not None:
             table = table_of(self._record)
-            yield from table.take(np.flatnonzero(table.rank == self._rank))
+            yield from table.take(touched(wants, table))
 
 
 def _covered(want: Want, stored: list[Stored]) -> bool:

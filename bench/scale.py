@@ -86,7 +86,7 @@ def place(kind: str) -> Iterator[tuple[str, str]]:
 
         with S3Server(Path(home) / "server") as server:
             os.environ |= server.environment
-            yield home, "s3://bench/scale"
+            yield home, "s3://ckpt/scale"
 
 
 def measure(

@@ -557,3 +557,20 @@ def test_a_target_that_ties_two_different_tensors_is_refused(tmp_path: Path) -> 
         checkpointer.restore({"c": other, "a": shared, "b": shared})
     assert (shared == 7).all()
     assert (other == 7).all()
+
+
+def test_a_view_that_conjugates_or_negates_comes_back_as_it_reads(tmp_path: Path) -> None:
+    number = torch.randn(40_000, dtype=torch.complex64)
+    state = {"a": number, "b": number.conj(), "c": number.imag, "d": number.conj().imag}
+    target = {name: torch.zeros_like(tensor.resolve_neg()) for name, tensor in state.items()}
+    target["b"] = torch.zeros_like(number)
+    with forebay.Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save(1, state).wait(timeout_s=TIMEOUT_S)
+        assert checkpointer.restore(target) == 1
+    assert all(torch.equal(target[name], tensor) for name, tensor in state.items())
+
+
+def test_an_attempt_with_a_dot_is_refused(tmp_path: Path) -> None:
+    """What follows a dot counts the saves of one step: nothing would be heard of such a start's."""
+    with pytest.raises(forebay.UsageError, match="no dot"):
+        forebay.Checkpointer(tmp_path / "run", attempt="12345.0").prepare({"x": torch.ones(1)})

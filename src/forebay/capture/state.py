@@ -177,6 +177,8 @@ def check_tensor(local: torch.Tensor, path: str) -> None:
             f"{path}: a tensor of dtype {local.dtype} and layout {local.layout} cannot be saved; "
             "save its parts as plain tensors"
         )
+    if local.is_nested:
+        raise StateError(f"{path}: a nested tensor cannot be saved; save its parts")
     if local.device.type == "meta":
         raise StateError(f"{path}: a tensor on the meta device has no bytes to save")
     if type(local) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):

@@ -169,6 +169,7 @@ class Checkpointer:
             step=step,
             attempt=attempt,
             staged_s=time.time(),
+            since_boot_s=time.clock_gettime(time.CLOCK_BOOTTIME),
             pause_s=pause_s,
             durable=(self._taken - 1) % self.settings.durable_every_count == 0,
             tree=common,

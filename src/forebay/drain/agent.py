@@ -23,17 +23,19 @@ from types import ModuleType
 from forebay.drain.log import BoundedLog
 from forebay.drain.service import Agent
 from forebay.drain.wire import answers, ask
-from forebay.errors import AgentError, ForebayError, FormatError, UsageError
+from forebay.errors import AgentError, BusyError, ForebayError, FormatError, UsageError
 from forebay.format.messages import (
     AGENT_CONFIG,
     AGENT_LOCK,
     AGENT_LOG,
     AGENT_SOCKET,
     AgentConfig,
+    job_name,
     read_agent_config,
 )
 from forebay.locks import lock_owner
 from forebay.private import open_own, read_own, require_private
+from forebay.storage.address import open_home
 from forebay.watch.events import LOGGER, emit
 
 __all__ = ["ask", "main", "read_config", "run_agent"]
@@ -79,6 +81,42 @@ def _take_lock(directory: Path) -> int | None:
         time.sleep(_HANDOVER_POLL_S)
 
 
+def _take_home(config: AgentConfig) -> int | None:
+    """The descriptor of a lock on this job's part of the local tier, where there is one.
+
+    Agents may share it that do not share a job's directory: of two containers, or of one whose
+    directory was removed. What the journal says and what is half written there is for one alone.
+    Raises BusyError when the other one does not end. Where no lock can be had there is none.
+    """
+    if config.local is None:
+        return None
+    name = job_name(config.run, config.node)
+    open_home(config.local, name)
+    path = Path(config.local) / name / AGENT_LOCK
+    deadline = time.monotonic() + _HANDOVER_S
+    while True:
+        try:
+            fd = open_own(path, os.O_RDWR | os.O_CREAT)
+        except OSError as error:  # full or failing: it may be passed over
+            emit("tier.not_locked", level=30, tier="local", why=error)
+            return None
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                emit("tier.not_locked", level=30, tier="local", why=error)
+                return fd
+            os.close(fd)
+        else:
+            return fd
+        if time.monotonic() > deadline:
+            raise BusyError(
+                f"{path.parent}: another agent of this job (pid {lock_owner(path) or 'unknown'}) "
+                "still works there: wait for it, stop it, or choose another local tier"
+            )
+        time.sleep(_HANDOVER_POLL_S)
+
+
 class _NoPandas(MetaPathFinder):
     """Pyarrow imports pandas, where it is installed, to ask whether a list is of its kind.
 
@@ -111,7 +149,7 @@ def run_agent(job_directory: Path) -> int:
     """Serve a job's directory until nothing is left to do. Returns the exit status.
 
     One agent a directory: a second one says so and ends at once. Raises UsageError without a
-    config, StoreError when a tier cannot be opened.
+    config, StoreError when a tier cannot be opened, BusyError as ``_take_home``.
     """
     os.umask(0o077)
     require_private(job_directory)
@@ -119,17 +157,21 @@ def run_agent(job_directory: Path) -> int:
     fd = _take_lock(job_directory)
     if fd is None:
         return 0
+    home: int | None = None
     try:
+        home = _take_home(config)
         emit("agent.serves", run=config.run, node=config.node, pid=os.getpid())
         with _small():
-            asyncio.run(_serve(job_directory, config))
+            asyncio.run(_serve(job_directory, config, fd))
     finally:
+        if home is not None:
+            os.close(home)
         os.close(fd)
     return 0
 
 
-async def _serve(directory: Path, config: AgentConfig) -> None:
-    await Agent(directory, config).run()
+async def _serve(directory: Path, config: AgentConfig, lock: int) -> None:
+    await Agent(directory, config, lock).run()
 
 
 def main(arguments: list[str]) -> int:

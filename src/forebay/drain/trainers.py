@@ -82,6 +82,9 @@ class Desk(Protocol):
     def status(self, *, settled: bool) -> StatusReply:
         """The state of everything."""
 
+    def is_replaced(self) -> bool:
+        """True when another agent has this one's place in the directory."""
+
 
 class Trainers:
     """Ranks that are connected, and those that took leave. Belongs to the loop's thread."""
@@ -112,7 +115,7 @@ class Trainers:
         known = self._connected.get(rank)
         if known is not None:
             return known[0].attempt == attempt
-        if self._attempt not in ("", attempt):
+        if self._attempt not in ("", attempt) or self._desk.is_replaced():
             return False
         return may_be_held(self._directory / f"rank-{rank:05d}.lock")
 

@@ -299,6 +299,7 @@ def test_full_shared_memory(
         ("s3://bucket", "a run needs a name below the bucket"),
         ("s3://bucket/run?endpoint=http://host", "is plain http, .* say allow_http=true"),
         ("/proc/forebay-run", "/proc/forebay-run: cannot be used"),
+        ("{tmp}/caf\udce9", "its name is not valid UTF-8"),
     ],
 )
 def test_bad_places_are_refused_in_one_line(tmp_path: Path, url: str, says: str) -> None:
@@ -306,6 +307,18 @@ def test_bad_places_are_refused_in_one_line(tmp_path: Path, url: str, says: str)
     with pytest.raises(forebay.ForebayError, match=says) as caught:
         forebay.Checkpointer(url.format(tmp=tmp_path)).prepare({"w": torch.ones(1)})
     assert "\n" not in str(caught.value)
+
+
+def test_a_runtime_directory_where_nothing_can_be_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Callable[..., Said]
+) -> None:
+    monkeypatch.setenv("FOREBAY_RUNTIME_DIR", "/proc/forebay-run")
+    with pytest.raises(forebay.ForebayError, match=r"/proc/forebay-run.*cannot be used"):
+        forebay.Checkpointer(tmp_path / "run").prepare({"w": torch.ones(1)})
+    said = cli("agent", tmp_path / "run")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("forebay: /proc/forebay-run/")
+    assert said.err.count("\n") == 1
 
 
 class Odd:

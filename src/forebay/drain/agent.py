@@ -82,39 +82,35 @@ def _take_lock(directory: Path) -> int | None:
 
 
 def _take_home(config: AgentConfig) -> int | None:
-    """The descriptor of a lock on this job's part of the local tier, where there is one.
+    """The descriptor of this job's part of the local tier, which it locks, where there is one.
 
-    Agents may share it that do not share a job's directory: of two containers, or of one whose
+    Agents may share it that do not share a job's directory: of two containers, or one whose
     directory was removed. What the journal says and what is half written there is for one alone.
-    Raises BusyError when the other one does not end. Where no lock can be had there is none.
+    Raises BusyError when the other one does not end, StoreError when the tier cannot be used.
     """
     if config.local is None:
         return None
     name = job_name(config.run, config.node)
     open_home(config.local, name)
-    path = Path(config.local) / name / AGENT_LOCK
+    home = Path(config.local) / name
+    fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     deadline = time.monotonic() + _HANDOVER_S
     while True:
         try:
-            fd = open_own(path, os.O_RDWR | os.O_CREAT)
-        except OSError as error:  # full or failing: it may be passed over
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(fd)
+                raise BusyError(
+                    f"{home}: another agent of this job, maybe of another container, still works "
+                    "there: wait for it, stop it, or choose another local tier"
+                ) from None
+            time.sleep(_HANDOVER_POLL_S)
+        except OSError as error:  # a filesystem without locks
             emit("tier.not_locked", level=30, tier="local", why=error)
-            return None
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                emit("tier.not_locked", level=30, tier="local", why=error)
-                return fd
-            os.close(fd)
+            return fd
         else:
             return fd
-        if time.monotonic() > deadline:
-            raise BusyError(
-                f"{path.parent}: another agent of this job (pid {lock_owner(path) or 'unknown'}) "
-                "still works there: wait for it, stop it, or choose another local tier"
-            )
-        time.sleep(_HANDOVER_POLL_S)
 
 
 class _NoPandas(MetaPathFinder):

@@ -66,7 +66,7 @@ class Cadence:
     def _decide(self, key: str, staged_s: float, nodes: int) -> Word:
         """Say the word, or repeat what an agent before this one said."""
         assert self._every_s is not None
-        # Far in the future: the clock was set back, and nothing would be due until it has caught up.
+        # Far ahead: the clock was set back, and nothing would be due until it has caught up.
         due = self._last_s is None or abs(staged_s - self._last_s) >= self._every_s
         word = Word(durable=due, staged_s=staged_s)
         if nodes > 1:

@@ -31,6 +31,14 @@ def _owner(path: Path) -> int | None:
         os.close(fd)
 
 
+def is_free(path: Path) -> bool:
+    """Whether a lock file is there and nobody holds it; as ``lock_owner``."""
+    try:
+        return _owner(path) is None
+    except OSError:
+        return False
+
+
 def is_replaced(fd: int, path: Path) -> bool:
     """Whether the name of an open file stands for another one by now.
 

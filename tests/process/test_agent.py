@@ -529,6 +529,25 @@ def test_a_rank_that_died_before_staging_is_named(job: Job) -> None:
     assert job.status().snapshots[0].missing_ranks == (1,)
 
 
+def test_a_dead_rank_whose_child_keeps_its_connection_is_named(job: Job) -> None:
+    """Data loaders are forked: they have the socket, and not the lock."""
+    job.start()
+    one, two = job.player(0, 2), job.player(1, 2)
+    one.connect()
+    two.connect()
+    assert two.socket is not None
+    childs = two.socket.dup()
+    try:
+        one.save(3)
+        two.die()
+        assert job.status().trainers == (0, 1)
+        ended = one.wait(3)
+        assert ended.phase is Phase.ABANDONED
+        assert "ranks 1 ended" in ended.detail
+    finally:
+        childs.close()
+
+
 def test_a_step_that_a_rank_went_past_is_given_up(job: Job) -> None:
     job.start()
     one, two = job.player(0, 2), job.player(1, 2)

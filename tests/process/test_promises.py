@@ -587,3 +587,26 @@ def test_an_attempt_with_a_dot_is_refused(tmp_path: Path) -> None:
     """What follows a dot counts the saves of one step: nothing would be heard of such a start's."""
     with pytest.raises(forebay.UsageError, match="no dot"):
         forebay.Checkpointer(tmp_path / "run", attempt="12345.0").prepare({"x": torch.ones(1)})
+
+
+def test_a_forked_process_does_not_write_into_its_parents_slots(tmp_path: Path) -> None:
+    state = {"w": torch.arange(1000.0)}
+    with forebay.Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save(1, state).wait("durable", TIMEOUT_S)
+        child = os.fork()
+        if child == 0:
+            refused = 0
+            for use in (
+                lambda: checkpointer.save(2, state),
+                lambda: checkpointer.restore(state),
+                checkpointer.close,
+            ):
+                try:
+                    use()
+                except forebay.UsageError:
+                    refused += 1
+            checkpointer.__exit__(SystemExit, None, None)  # as where it ends in a with block
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        checkpointer.save(3, state).wait("durable", TIMEOUT_S)
+    assert forebay.open(tmp_path / "run").steps() == [1, 3]

@@ -170,6 +170,12 @@ def ragged() -> torch.Tensor:
         return torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
 
 
+def freed(count: int, offset: int = 0, left: int = 0) -> torch.Tensor:
+    tensor = torch.ones(offset + count)[offset:]
+    tensor.untyped_storage().resize_(left)
+    return tensor
+
+
 class Sub(torch.Tensor):
     pass
 
@@ -182,12 +188,21 @@ class Sub(torch.Tensor):
         (quantized, "qint8"),
         (lambda: torch.zeros(2).as_subclass(Sub), "type Sub"),
         (ragged, "nested"),
+        (lambda: freed(1000), "freed"),
+        (lambda: freed(1000, offset=500), "freed"),
+        (lambda: freed(1000, left=3996), "freed"),
     ],
-    ids=["meta", "sparse", "quantized", "subclass", "nested"],
+    ids=["meta", "sparse", "quantized", "subclass", "nested", "freed", "part", "cut"],
 )
 def test_tensors_without_plain_bytes_are_refused(make: Any, why: str) -> None:
     with pytest.raises(StateError, match=f"^a/1: .*{why}"):
         walk({"a": [0, make()]}, 0)
+
+
+def test_tensors_that_need_less_memory_than_they_have_elements() -> None:
+    row = torch.ones(3)
+    state = {"a": row.expand(1000, 3), "b": torch.zeros(0)[5:], "c": row[2], "d": row[::2]}
+    assert len(walk(state, 0).leaves) == 4
 
 
 class Foreign:

@@ -141,8 +141,7 @@ class Checkpointer:
         names.check_step(step)
         if self._stage is None:
             self.prepare(state_dict)
-        job, stage = self._job, self._stage
-        assert job is not None
+        job, stage = self._open_job(), self._stage
         assert stage is not None
         setup_s = time.perf_counter() - began
         begin = time.perf_counter()
@@ -169,6 +168,7 @@ class Checkpointer:
             step=step,
             attempt=attempt,
             staged_s=time.time(),
+            since_boot_s=time.clock_gettime(time.CLOCK_BOOTTIME),
             pause_s=pause_s,
             durable=(self._taken - 1) % self.settings.durable_every_count == 0,
             tree=common,
@@ -302,6 +302,8 @@ class Checkpointer:
         """
         if self._closed:
             return
+        if self._job is not None:
+            self._job.require_own()
         deadline = time.monotonic() + timeout_s
         late: list[int] = []
         for line in self._ledger.open_lines():
@@ -351,6 +353,7 @@ class Checkpointer:
                 self._job = None
                 raise failure
         assert self._job is not None
+        self._job.require_own()
         return self._job
 
     def _attempt_for(self, job: Membership, step: int) -> str:

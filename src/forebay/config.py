@@ -17,7 +17,10 @@ LINGER_VARIABLE = "FOREBAY_AGENT_LINGER_S"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """Which committed checkpoints stay: the ``last`` newest, and multiples of ``every``."""
+    """Which committed checkpoints stay: the ``last`` newest, and multiples of ``every``.
+
+    While a job runs that went back to an older step, also the ``last`` that it committed itself.
+    """
 
     last: int = 3
     every: int | None = None

@@ -31,6 +31,25 @@ def _owner(path: Path) -> int | None:
         os.close(fd)
 
 
+def is_free(path: Path) -> bool:
+    """Whether a lock file is there and nobody holds it; as ``lock_owner``."""
+    try:
+        return _owner(path) is None
+    except OSError:
+        return False
+
+
+def is_replaced(fd: int, path: Path) -> bool:
+    """Whether the name of an open file stands for another one by now.
+
+    Its name may have been removed; whoever then makes a file of that name has taken its place.
+    """
+    try:
+        return not os.path.samestat(os.fstat(fd), path.lstat())
+    except OSError:
+        return False
+
+
 def may_be_held(path: Path) -> bool:
     """Whether a process holds a lock file, or that cannot be told; as ``lock_owner``.
 

@@ -11,7 +11,7 @@ from forebay.capture.ledger import Ledger
 from forebay.capture.offer import Link
 from forebay.capture.topology import Topology
 from forebay.config import RUNTIME_VARIABLE, Settings, linger_s, runtime_directory, stagger_s
-from forebay.errors import StoreError
+from forebay.errors import StoreError, UsageError
 from forebay.format import messages
 from forebay.format.names import PROBE_RESULT_KEY, probe_key
 from forebay.storage.address import open_home, open_store
@@ -34,6 +34,7 @@ class Membership:
     ) -> None:
         self.topology = topology
         self.attempt = attempt
+        self._pid = os.getpid()
         single_writer = settings.commit_mode == "single-writer"
         self.store: Store = open_store(url, single_writer=single_writer)
         if topology.rank == 0:
@@ -69,7 +70,7 @@ class Membership:
             run=url,
             attempt=attempt,
             rank=topology.rank,
-            pid=os.getpid(),
+            pid=self._pid,
             config=messages.config_digest(config) if settings.agent == "auto" else "",
             arenas=tuple(path.name for path in arena.find_arenas(self.directory, topology.rank)),
         )
@@ -95,8 +96,18 @@ class Membership:
             error, f"{self.directory}: cannot be used ({RUNTIME_VARIABLE} sets another place)"
         )
 
+    def require_own(self) -> None:
+        """Raise UsageError in a forked process: it would write into its parent's slots."""
+        if self._pid != os.getpid():
+            raise UsageError(
+                f"checkpointer: it belongs to process {self._pid}, which forked this one: save and "
+                "restore there"
+            )
+
     def leave(self, *, clean: bool) -> None:
-        """Take leave of the agent and give the rank's name back."""
+        """Take leave of the agent and give the rank's name back. Nothing in a forked process."""
+        if self._pid != os.getpid():
+            return
         self.link.close(clean=clean)
         self.lock.release()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import threading
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,7 @@ from forebay.drain.journal import Ended, Spilled, Uploaded, journal_path, read_j
 from forebay.drain.service import Agent
 from forebay.drain.trainers import Trainers
 from forebay.format import names
-from forebay.format.messages import AGENT_SOCKET, AgentConfig, Phase, job_name
+from forebay.format.messages import AGENT_LOCK, AGENT_SOCKET, AgentConfig, Phase, job_name
 from forebay.storage.directory import DirectoryStore
 from forebay.testing.disk import Count, State, explore
 from forebay.testing.recorder import Recorder
@@ -60,9 +61,17 @@ class Site:
         """Both agents, until neither has anything left to do, and for so long nobody came."""
         for job in self.jobs:
             job.mkdir(mode=0o700, parents=True, exist_ok=True)
-        await asyncio.gather(
-            *(Agent(job, self.config(node, linger_s)).run() for node, job in enumerate(self.jobs))
-        )
+        locks = [os.open(job / AGENT_LOCK, os.O_RDWR | os.O_CREAT, 0o600) for job in self.jobs]
+        try:
+            await asyncio.gather(
+                *(
+                    Agent(job, self.config(node, linger_s), locks[node]).run()
+                    for node, job in enumerate(self.jobs)
+                )
+            )
+        finally:
+            for lock in locks:
+                os.close(lock)
 
     def cut_power(self, state: State) -> None:
         """Put a state in the place of what is there; nothing in memory is left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
@@ -19,9 +20,11 @@ import psutil
 import pytest
 
 from forebay.commit.catalog import Catalog
+from forebay.drain.agent import run_agent
 from forebay.drain.journal import Accepted, Journal, journal_path
 from forebay.drain.slots import Slots
 from forebay.drain.wire import ask
+from forebay.errors import BusyError
 from forebay.format import names
 from forebay.format.digests import digest
 from forebay.format.messages import (
@@ -296,6 +299,103 @@ def test_what_is_staged_after_a_reboot_is_not_freed_for_what_was_lost(job: Job) 
     job.check(8, "a2")
 
 
+def test_a_seal_whose_other_lines_were_lost_is_committed(job: Job) -> None:
+    """The journal's disk refused a line, and took the later ones."""
+    other = Job(job.root, job.shared, node=1)
+    try:
+        agent = job.start()
+        one = job.player(0, 2, nodes=2, node_ranks=(0,))
+        one.connect()
+        one.save(3)
+        one.wait(3, Phase.SEALED)
+        job.kill(agent)
+        journal = Journal(journal_path(job.directory, None))
+        journal.restart([line for line in journal.replay() if not isinstance(line, Accepted)])
+        job.start()
+        other.start()
+        two = other.player(1, 2, nodes=2, node_ranks=(1,))
+        two.connect()
+        two.save(3)
+        assert two.wait(3).phase is Phase.COMMITTED
+        assert job.settle().settled
+        assert [s.phase for s in job.status().snapshots] == [Phase.COMMITTED]
+    finally:
+        other.end()
+
+
+def test_an_agent_whose_directory_was_removed_leaves_the_next_start_alone(job: Job) -> None:
+    """It drains what it has; the names that a new start has made since are not its own."""
+    old = job.start(drain_bytes_per_s=2e5, linger_s=0.2)
+    one = job.player(nbytes=1_000_000)
+    one.connect()
+    one.save(9)
+    one.wait(9, Phase.UPLOADING)
+    one.die()
+    shutil.rmtree(job.directory)
+    job.players.clear()
+    two = job.player(nbytes=1_000_000)
+    new = job.start(linger_s=600.0)
+    two.connect("a2")
+    two.save(10, attempt="a2")
+    two.wait(10, Phase.UPLOADING)
+    two.die()
+    assert old.wait(TIMEOUT_S) == 0
+    assert job.log().count("snapshot.uploading step=10") == 1
+    assert job.answers()
+    job.kill(new)
+    job.start(drain_bytes_per_s=None)
+    assert job.settle().settled
+    job.check(9)
+    job.check(10, "a2")
+
+
+def test_a_local_tier_is_one_agent_s_alone(job: Job, tmp_path: Path) -> None:
+    """Agents of two containers share the disk, and not what lies in shared memory."""
+    local = str(job.root / "local")
+    Path(local).mkdir()
+    memory = tmp_path / "memory"
+    memory.mkdir(mode=0o700)
+    other = Job(job.root, memory)
+    try:
+        agent = job.start(local=local, drain_bytes_per_s=2e5)
+        one = job.player(nbytes=1_000_000)
+        one.connect()
+        one.save(1)
+        one.wait(1, Phase.UPLOADING)
+        other.config(local=local)
+        waits = other.launch()
+        poll(lambda: (other.directory / AGENT_LOCK).exists(), "the other agent to start")
+        one.save(2)
+        one.wait(2, Phase.LOCAL)
+        assert not other.answers()
+        one.die()
+        job.kill(agent)
+        poll(other.answers, "the other agent to take over")
+        assert other.settle().settled
+        assert waits.poll() is None
+        job.check(1)
+        job.check(2)
+    finally:
+        other.end()
+
+
+def test_a_local_tier_that_another_agent_keeps_is_refused(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = job.root / "local"
+    local_home(job).mkdir(parents=True, mode=0o700)
+    held, before = os.open(local_home(job), os.O_RDONLY), os.umask(0o077)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        monkeypatch.setattr("forebay.drain.agent._HANDOVER_S", 0.0)
+        job.config(local=str(local))
+        with pytest.raises(BusyError, match="another agent of this job"):
+            run_agent(job.directory)
+    finally:
+        os.close(held)
+        os.umask(before)
+
+
 def _slow(job: Job, **options: Any) -> tuple[subprocess.Popen[bytes], Player, Player]:
     """Two ranks whose upload, of 2 x 6 MB, takes long."""
     agent = job.start(drain_bytes_per_s=2e5, **options)
@@ -429,6 +529,25 @@ def test_a_rank_that_died_before_staging_is_named(job: Job) -> None:
     assert job.status().snapshots[0].missing_ranks == (1,)
 
 
+def test_a_dead_rank_whose_child_keeps_its_connection_is_named(job: Job) -> None:
+    """Data loaders are forked: they have the socket, and not the lock."""
+    job.start()
+    one, two = job.player(0, 2), job.player(1, 2)
+    one.connect()
+    two.connect()
+    assert two.socket is not None
+    childs = two.socket.dup()
+    try:
+        one.save(3)
+        two.die()
+        assert job.status().trainers == (0, 1)
+        ended = one.wait(3)
+        assert ended.phase is Phase.ABANDONED
+        assert "ranks 1 ended" in ended.detail
+    finally:
+        childs.close()
+
+
 def test_a_step_that_a_rank_went_past_is_given_up(job: Job) -> None:
     job.start()
     one, two = job.player(0, 2), job.player(1, 2)
@@ -527,6 +646,28 @@ def test_the_local_tier_keeps_the_last_two_committed_steps(job: Job) -> None:
     assert job.steps() == [3, 4, 5]
     phases = [said.phase for said in player.heard if said.step == 5]
     assert phases == [Phase.LOCAL, Phase.UPLOADING, Phase.SEALED, Phase.COMMITTED]
+
+
+def test_a_job_that_went_back_keeps_what_it_saves(job: Job) -> None:
+    """Its steps are older than the newest: by their numbers retention would take each at once."""
+    (job.root / "local").mkdir()
+    job.start(local=str(job.root / "local"), keep_last=2)
+    one = job.player()
+    one.connect()
+    for step in (80, 90, 100):
+        one.save(step)
+        one.wait(step)
+    one.connect("a2")
+    for step in (50, 60, 70):
+        one.save(step, attempt="a2")
+        assert one.wait(step).phase is Phase.COMMITTED
+    assert job.settle().settled
+    assert job.steps() == [60, 70, 90, 100]
+    job.check(60, "a2")
+    job.check(70, "a2")
+    found = DirectoryStore(local_home(job)).list(names.DATA_PREFIX)
+    steps = {name.step for info in found if (name := names.parse_data_key(info.key))}
+    assert steps == {60, 70, 90, 100}
 
 
 def test_a_near_snapshot_stays_local(job: Job) -> None:

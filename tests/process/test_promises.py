@@ -299,6 +299,7 @@ def test_full_shared_memory(
         ("s3://bucket", "a run needs a name below the bucket"),
         ("s3://bucket/run?endpoint=http://host", "is plain http, .* say allow_http=true"),
         ("/proc/forebay-run", "/proc/forebay-run: cannot be used"),
+        ("{tmp}/caf\udce9", "its name is not valid UTF-8"),
     ],
 )
 def test_bad_places_are_refused_in_one_line(tmp_path: Path, url: str, says: str) -> None:
@@ -306,6 +307,18 @@ def test_bad_places_are_refused_in_one_line(tmp_path: Path, url: str, says: str)
     with pytest.raises(forebay.ForebayError, match=says) as caught:
         forebay.Checkpointer(url.format(tmp=tmp_path)).prepare({"w": torch.ones(1)})
     assert "\n" not in str(caught.value)
+
+
+def test_a_runtime_directory_where_nothing_can_be_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Callable[..., Said]
+) -> None:
+    monkeypatch.setenv("FOREBAY_RUNTIME_DIR", "/proc/forebay-run")
+    with pytest.raises(forebay.ForebayError, match=r"/proc/forebay-run.*cannot be used"):
+        forebay.Checkpointer(tmp_path / "run").prepare({"w": torch.ones(1)})
+    said = cli("agent", tmp_path / "run")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("forebay: /proc/forebay-run/")
+    assert said.err.count("\n") == 1
 
 
 class Odd:
@@ -557,3 +570,43 @@ def test_a_target_that_ties_two_different_tensors_is_refused(tmp_path: Path) -> 
         checkpointer.restore({"c": other, "a": shared, "b": shared})
     assert (shared == 7).all()
     assert (other == 7).all()
+
+
+def test_a_view_that_conjugates_or_negates_comes_back_as_it_reads(tmp_path: Path) -> None:
+    number = torch.randn(40_000, dtype=torch.complex64)
+    state = {"a": number, "b": number.conj(), "c": number.imag, "d": number.conj().imag}
+    target = {name: torch.zeros_like(tensor.resolve_neg()) for name, tensor in state.items()}
+    target["b"] = torch.zeros_like(number)
+    with forebay.Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save(1, state).wait(timeout_s=TIMEOUT_S)
+        assert checkpointer.restore(target) == 1
+    assert all(torch.equal(target[name], tensor) for name, tensor in state.items())
+
+
+def test_an_attempt_with_a_dot_is_refused(tmp_path: Path) -> None:
+    """What follows a dot counts the saves of one step: nothing would be heard of such a start's."""
+    with pytest.raises(forebay.UsageError, match="no dot"):
+        forebay.Checkpointer(tmp_path / "run", attempt="12345.0").prepare({"x": torch.ones(1)})
+
+
+def test_a_forked_process_does_not_write_into_its_parents_slots(tmp_path: Path) -> None:
+    state = {"w": torch.arange(1000.0)}
+    with forebay.Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save(1, state).wait("durable", TIMEOUT_S)
+        child = os.fork()
+        if child == 0:
+            refused = 0
+            for use in (
+                lambda: checkpointer.save(2, state),
+                lambda: checkpointer.restore(state),
+                checkpointer.close,
+            ):
+                try:
+                    use()
+                except forebay.UsageError:
+                    refused += 1
+            checkpointer.__exit__(SystemExit, None, None)  # as where it ends in a with block
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        checkpointer.save(3, state).wait("durable", TIMEOUT_S)
+    assert forebay.open(tmp_path / "run").steps() == [1, 3]

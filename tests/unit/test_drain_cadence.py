@@ -33,6 +33,13 @@ def test_one_in_a_minute() -> None:
     assert told == [True, False, False, True, False, False, True, False]
 
 
+def test_a_clock_that_is_set_holds_nothing_up() -> None:
+    cadence = made(MemoryStore())
+    clock_s = [9000.0, 9050.0, 1000.0, 1030.0, 1060.0, 90_000.0, 1070.0, 1120.0, 1130.0]
+    told = [cadence.durable(step, "a", at_s, 1) for step, at_s in enumerate(clock_s)]
+    assert told == [True, False, True, False, True, True, True, False, True]
+
+
 def test_other_nodes_go_by_the_word_of_node_0() -> None:
     """Their own times, far apart, do not matter."""
     store = MemoryStore()

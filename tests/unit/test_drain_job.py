@@ -12,7 +12,14 @@ from forebay.format.messages import FINAL_PHASES, Phase
 from forebay.format.slot import Layout, SliceRow, Stamp
 
 
-def part(rank: int, *, step: int = 1, staged_s: float = 1.0, durable: bool = True) -> Part:
+def part(
+    rank: int,
+    *,
+    step: int = 1,
+    staged_s: float = 1.0,
+    durable: bool = True,
+    since_boot_s: float = 0.0,
+) -> Part:
     rows = [SliceRow("model/w", None, "uint8", (4,), (0,), (4,), 4096, 4)]
     layout = Layout(
         run="/run",
@@ -35,6 +42,7 @@ def part(rank: int, *, step: int = 1, staged_s: float = 1.0, durable: bool = Tru
         durable=durable,
         tree=b"\x90",
         own=b"\x90",
+        since_boot_s=since_boot_s,
     )
     return Part(layout=layout, stamp=stamp, arena=f"rank-{rank:05d}.0.arena", slot=0)
 
@@ -107,6 +115,16 @@ def test_overtaken_goes_by_what_another_rank_saw_first() -> None:
     assert overtaken(first, [before]) == set()  # rank 1 was late there, and may still come
     other = snapshot(*later.parts.values(), step=2, attempt="b")
     assert overtaken(first, [other]) == set()
+
+
+def test_a_clock_that_was_set_back_overtakes_nobody() -> None:
+    before = snapshot(part(0, step=1, staged_s=90.0, since_boot_s=1.0), step=1)
+    before.parts[1] = part(1, step=1, staged_s=90.0, since_boot_s=1.1)
+    after = snapshot(part(0, step=2, staged_s=5.0, since_boot_s=2.0), step=2)
+    assert overtaken(after, [before, after]) == set()
+    del before.parts[1]
+    after.parts[1] = part(1, step=2, staged_s=5.0, since_boot_s=2.1)
+    assert overtaken(before, [before, after]) == {1}
 
 
 def test_status_counts_what_left_and_how_fast() -> None:

@@ -189,3 +189,27 @@ def test_a_compaction_that_the_disk_refuses_loses_no_line(
     again.write(lines()[2])
     again.close()
     assert Journal(path).replay() == [lines()[0], lines()[2]]
+
+
+def test_a_journal_of_another_agent_under_the_name_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal"
+    old, new = Journal(path), Journal(path)
+    old.restart(lines())
+    path.unlink()
+    old.write(lines()[0])  # the name is free: it begins there
+    assert Journal(path).replay() == lines()[:1]
+    new.restart([lines()[1]])
+    old.write(lines()[0])
+    old.close()
+    with pytest.raises(OSError, match="another journal"):
+        old.write(lines()[0])
+    monkeypatch.setattr(journal_module, "COMPACT_BYTES", 300)
+    third = Journal(path)
+    third.restart([])
+    third.write(lines()[0])
+    new.restart([lines()[1]])
+    for _ in range(20):
+        third.write(lines()[0])
+    assert Journal(path).replay() == [lines()[1]]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from forebay.capture.copy import digest_of
 from forebay.capture.declare import per_rank
 from forebay.capture.layout import Agreed, Plan, agree_on, agreement_marks, plan_layout
 from forebay.capture.placement import Split
@@ -143,6 +144,14 @@ def test_large_replicas_are_digested_when_the_attempt_begins() -> None:
     plans = plans_of(everyone, agreed_of(everyone), start_digest=lambda leaf: leaf.path)
     for plan in plans:
         assert [d.digest for d in plan.layout.start_digests] == ["model/large"]
+
+
+def test_a_view_that_conjugates_or_negates_is_digested_as_it_reads() -> None:
+    number = torch.randn(9, dtype=torch.complex64)
+    views = {"a": number.conj(), "b": number.conj().imag}
+    read = {"a": number.conj_physical(), "b": (-number.imag).contiguous()}
+    found, wanted = ([digest_of(leaf) for leaf in walk(s, 0).leaves] for s in (views, read))
+    assert found == wanted
 
 
 @pytest.mark.parametrize("agree", [False, True])

@@ -52,6 +52,13 @@ def test_attempts_that_are_none(attempt: str) -> None:
         names.check_attempt(attempt)
 
 
+def test_a_dot_counts_repeated_steps_and_names_no_start() -> None:
+    assert names.check_attempt("12345.2") == "12345.2"
+    assert names.check_start("12345-2") == "12345-2"
+    with pytest.raises(UsageError, match=r"no dot, found '12345\.2'"):
+        names.check_start("12345.2")
+
+
 @pytest.mark.parametrize(
     "key",
     [

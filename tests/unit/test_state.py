@@ -92,6 +92,11 @@ def test_views_of_one_memory_are_tied_only_when_they_are_the_same() -> None:
     base = torch.arange(8.0)
     state = {"a": base[:4], "b": base[:4], "c": base[4:], "d": base[:4].view(2, 2), "e": base[:2]}
     assert [leaf.path for leaf in walk(state, 0).leaves] == ["a", "c", "d", "e"]
+    number = torch.ones(4, dtype=torch.complex64)
+    turned = {"a": number, "b": number.conj(), "c": number.conj()}
+    assert [leaf.path for leaf in walk(turned, 0).leaves] == ["a", "b"]
+    negated = {"a": number.imag, "b": number.conj().imag}
+    assert [leaf.path for leaf in walk(negated, 0).leaves] == ["a", "b"]
     empty = {"a": torch.zeros(0), "b": torch.zeros(0)}
     assert [leaf.path for leaf in walk(empty, 0).leaves] == ["a", "b"]
 
@@ -159,6 +164,18 @@ def quantized() -> torch.Tensor:
         return torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
 
 
+def ragged() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+
+
+def freed(count: int, offset: int = 0, left: int = 0) -> torch.Tensor:
+    tensor = torch.ones(offset + count)[offset:]
+    tensor.untyped_storage().resize_(left)
+    return tensor
+
+
 class Sub(torch.Tensor):
     pass
 
@@ -170,12 +187,22 @@ class Sub(torch.Tensor):
         (lambda: torch.eye(2).to_sparse(), "layout torch.sparse_coo"),
         (quantized, "qint8"),
         (lambda: torch.zeros(2).as_subclass(Sub), "type Sub"),
+        (ragged, "nested"),
+        (lambda: freed(1000), "freed"),
+        (lambda: freed(1000, offset=500), "freed"),
+        (lambda: freed(1000, left=3996), "freed"),
     ],
-    ids=["meta", "sparse", "quantized", "subclass"],
+    ids=["meta", "sparse", "quantized", "subclass", "nested", "freed", "part", "cut"],
 )
 def test_tensors_without_plain_bytes_are_refused(make: Any, why: str) -> None:
     with pytest.raises(StateError, match=f"^a/1: .*{why}"):
         walk({"a": [0, make()]}, 0)
+
+
+def test_tensors_that_need_less_memory_than_they_have_elements() -> None:
+    row = torch.ones(3)
+    state = {"a": row.expand(1000, 3), "b": torch.zeros(0)[5:], "c": row[2], "d": row[::2]}
+    assert len(walk(state, 0).leaves) == 4
 
 
 class Foreign:
@@ -203,6 +230,11 @@ def test_what_cannot_be_saved_is_refused_with_its_path(item: Any) -> None:
 def test_keys_that_cannot_be_written_are_refused(key: Any) -> None:
     with pytest.raises(StateError, match="keys of a state may be"):
         walk({"a": {key: 1}}, 0)
+
+
+def test_a_key_of_very_many_digits_is_refused() -> None:
+    with pytest.raises(StateError, match="integer of 16610 bits"):
+        walk({"a": {10**5000: 1}}, 0)
 
 
 def test_a_state_in_itself_is_refused() -> None:

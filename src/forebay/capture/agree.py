@@ -20,7 +20,7 @@ import torch.distributed as dist
 from forebay.capture.ledger import error_of
 from forebay.capture.topology import SINGLE, Topology, from_environment, place
 from forebay.errors import DeadlineError, ForebayError, UsageError
-from forebay.format.names import check_attempt
+from forebay.format.names import check_start
 
 BUCKETS = 16_384
 _LIMIT = datetime.timedelta(minutes=10)
@@ -199,10 +199,10 @@ def choose_attempt(given: str | None, topology: Topology, exchange: Exchange) ->
     """
     stated = given or os.environ.get("FOREBAY_ATTEMPT")
     if stated:
-        return check_attempt(stated)
+        return check_start(stated)
     if topology.world_size == 1 or group_is_up():
         drawn = time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + "-" + secrets.token_hex(4)
-        return check_attempt(exchange.from_first(drawn.encode()).decode())
+        return check_start(exchange.from_first(drawn.encode()).decode())
     env = os.environ
     run, restart = env.get("TORCHELASTIC_RUN_ID"), env.get("TORCHELASTIC_RESTART_COUNT", "0")
     if run in (None, "", "none"):
@@ -213,4 +213,4 @@ def choose_attempt(given: str | None, topology: Topology, exchange: Exchange) ->
             "torch.distributed.init_process_group() first, or set FOREBAY_ATTEMPT on all ranks"
         )
     safe = "".join(c if c.isalnum() or c in "_-" else "-" for c in run)[:60]
-    return check_attempt(f"{safe}-r{restart}")
+    return check_start(f"{safe}-r{restart}")

@@ -30,6 +30,7 @@ from forebay.watch.events import emit
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python's mmap names it only from 3.14 on
 _NAME = re.compile(r"rank-(\d{5,})\.(\d+)\.arena")
+_CLAIM_TRIES = 100
 _held_here: set[Path] = set()
 
 
@@ -288,13 +289,18 @@ def _opened(path: Path) -> Arena | None:
 def claim_rank(directory: Path, rank: int, run: str) -> RankLock:
     """Hold a rank's name in the job's directory, which is made if need be.
 
-    An agent that ends may remove the directory between the two steps: then once more.
+    An agent that ends may remove the directory between the two steps: then once more. Raises
+    FileNotFoundError where that is not the reason: nothing can be made in some places (/proc).
     """
+    left = _CLAIM_TRIES
     while True:
         try:
             make_job_directory(directory)
             lock = RankLock(directory, rank, run)
         except FileNotFoundError:
+            left -= 1
+            if not left:
+                raise
             continue
         if lock.stands():
             return lock

@@ -47,7 +47,7 @@ def carried_as(dtype: torch.dtype) -> torch.dtype:
 
 def digest_of(leaf: Leaf) -> str:
     """BLAKE3 of a leaf's local bytes, row-major, as hex. Copies once where it is not on the CPU."""
-    local = leaf.tensor.detach().cpu().contiguous()
+    local = leaf.tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return digest(memoryview(local.view(-1).view(torch.uint8).numpy().data), threads=4).hex()
 
 

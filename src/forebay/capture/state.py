@@ -177,13 +177,34 @@ def check_tensor(local: torch.Tensor, path: str) -> None:
             f"{path}: a tensor of dtype {local.dtype} and layout {local.layout} cannot be saved; "
             "save its parts as plain tensors"
         )
+    if local.is_nested:
+        raise StateError(f"{path}: a nested tensor cannot be saved; save its parts")
     if local.device.type == "meta":
         raise StateError(f"{path}: a tensor on the meta device has no bytes to save")
+    if not _has_memory(local):
+        raise StateError(
+            f"{path}: the memory of this tensor was freed (FSDP frees whole parameters between "
+            "their uses): give what is sharded, or what is not freed"
+        )
     if type(local) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         raise StateError(
             f"{path}: a tensor of type {type(local).__name__} cannot be saved; "
             "only torch.Tensor, Parameter and DTensor can: save its parts"
         )
+
+
+def _has_memory(local: torch.Tensor) -> bool:
+    """Whether the storage of a tensor is as large as the tensor needs.
+
+    Torch copies from one whose storage was cut without a look: that ends the process.
+    """
+    there = local.untyped_storage().nbytes()
+    count = local.numel()
+    if local.is_contiguous() or not count:  # nearly all are: no look at the dimensions
+        last = count - 1
+    else:
+        last = sum((n - 1) * int(step) for n, step in zip(local.shape, local.stride(), strict=True))
+    return not count or there >= (int(local.storage_offset()) + last + 1) * local.itemsize
 
 
 def spread_of(item: DTensor, path: str) -> tuple[Spread, tuple[int, ...]]:

@@ -213,7 +213,8 @@ class _Walk:
             return known
         self._wholes[path] = whole
         if local.numel():
-            memory = (local.data_ptr(), local.stride(), sign)
+            pending = local.is_conj(), local.is_neg()  # torch conjugates and negates when read
+            memory = (local.data_ptr(), local.stride(), pending, sign)
             path = self._seen.setdefault(memory, path)
         self._seen[id(whole), sign[0]] = path
         return path

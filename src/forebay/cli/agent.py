@@ -11,8 +11,9 @@ import msgspec
 import typer
 
 from forebay.capture.arena import make_job_directory
-from forebay.config import linger_s, runtime_directory
+from forebay.config import RUNTIME_VARIABLE, linger_s, runtime_directory
 from forebay.drain.agent import run_agent
+from forebay.errors import UsageError
 from forebay.format.messages import AGENT_CONFIG, AgentConfig, job_directory
 from forebay.format.names import MANIFEST_PREFIX
 from forebay.storage.address import open_store, resolve_url
@@ -49,7 +50,12 @@ def agent(
     if local is not None:
         open_store(local.absolute())
     directory = job_directory(runtime_directory(), run, node)
-    make_job_directory(directory)
+    try:
+        make_job_directory(directory)
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{directory}: {error.strerror}: set {RUNTIME_VARIABLE} to another directory"
+        ) from None
     config = AgentConfig(
         run=run,
         local=None if local is None else str(local.absolute()),

@@ -23,17 +23,19 @@ from types import ModuleType
 from forebay.drain.log import BoundedLog
 from forebay.drain.service import Agent
 from forebay.drain.wire import answers, ask
-from forebay.errors import AgentError, ForebayError, FormatError, UsageError
+from forebay.errors import AgentError, BusyError, ForebayError, FormatError, UsageError
 from forebay.format.messages import (
     AGENT_CONFIG,
     AGENT_LOCK,
     AGENT_LOG,
     AGENT_SOCKET,
     AgentConfig,
+    job_name,
     read_agent_config,
 )
 from forebay.locks import lock_owner
 from forebay.private import open_own, read_own, require_private
+from forebay.storage.address import open_home
 from forebay.watch.events import LOGGER, emit
 
 __all__ = ["ask", "main", "read_config", "run_agent"]
@@ -79,6 +81,38 @@ def _take_lock(directory: Path) -> int | None:
         time.sleep(_HANDOVER_POLL_S)
 
 
+def _take_home(config: AgentConfig) -> int | None:
+    """The descriptor of this job's part of the local tier, which it locks, where there is one.
+
+    Agents may share it that do not share a job's directory: of two containers, or one whose
+    directory was removed. What the journal says and what is half written there is for one alone.
+    Raises BusyError when the other one does not end, StoreError when the tier cannot be used.
+    """
+    if config.local is None:
+        return None
+    name = job_name(config.run, config.node)
+    open_home(config.local, name)
+    home = Path(config.local) / name
+    fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    deadline = time.monotonic() + _HANDOVER_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(fd)
+                raise BusyError(
+                    f"{home}: another agent of this job, maybe of another container, still works "
+                    "there: wait for it, stop it, or choose another local tier"
+                ) from None
+            time.sleep(_HANDOVER_POLL_S)
+        except OSError as error:  # a filesystem without locks
+            emit("tier.not_locked", level=30, tier="local", why=error)
+            return fd
+        else:
+            return fd
+
+
 class _NoPandas(MetaPathFinder):
     """Pyarrow imports pandas, where it is installed, to ask whether a list is of its kind.
 
@@ -111,7 +145,7 @@ def run_agent(job_directory: Path) -> int:
     """Serve a job's directory until nothing is left to do. Returns the exit status.
 
     One agent a directory: a second one says so and ends at once. Raises UsageError without a
-    config, StoreError when a tier cannot be opened.
+    config, StoreError when a tier cannot be opened, BusyError as ``_take_home``.
     """
     os.umask(0o077)
     require_private(job_directory)
@@ -119,17 +153,21 @@ def run_agent(job_directory: Path) -> int:
     fd = _take_lock(job_directory)
     if fd is None:
         return 0
+    home: int | None = None
     try:
+        home = _take_home(config)
         emit("agent.serves", run=config.run, node=config.node, pid=os.getpid())
         with _small():
-            asyncio.run(_serve(job_directory, config))
+            asyncio.run(_serve(job_directory, config, fd))
     finally:
+        if home is not None:
+            os.close(home)
         os.close(fd)
     return 0
 
 
-async def _serve(directory: Path, config: AgentConfig) -> None:
-    await Agent(directory, config).run()
+async def _serve(directory: Path, config: AgentConfig, lock: int) -> None:
+    await Agent(directory, config, lock).run()
 
 
 def main(arguments: list[str]) -> int:

@@ -66,14 +66,16 @@ class Cadence:
     def _decide(self, key: str, staged_s: float, nodes: int) -> Word:
         """Say the word, or repeat what an agent before this one said."""
         assert self._every_s is not None
-        due = self._last_s is None or staged_s - self._last_s >= self._every_s
+        # Far ahead: the clock was set back, and nothing would be due until it has caught up.
+        due = self._last_s is None or abs(staged_s - self._last_s) >= self._every_s
         word = Word(durable=due, staged_s=staged_s)
         if nodes > 1:
             if self._store.create(key, msgspec.json.encode(word)) is not CreateOutcome.COMMITTED:
                 word = self._read(key)
             self._forget(key)
         if word.durable:
-            self._last_s = max(word.staged_s, self._last_s or 0.0)
+            near = self._last_s is not None and abs(word.staged_s - self._last_s) < self._every_s
+            self._last_s = max(word.staged_s, self._last_s or 0.0) if near else word.staged_s
         return word
 
     def _forget(self, key: str) -> None:

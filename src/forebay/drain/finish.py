@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from forebay.commit.catalog import Catalog
-from forebay.commit.gather import gather
+from forebay.commit.gather import gather, read_one
 from forebay.commit.publish import Verdict, commit_step, publish
 from forebay.commit.reclaim import Reclaimer
 from forebay.config import Keep
@@ -17,7 +17,7 @@ from forebay.drain.job import Snapshot
 from forebay.drain.seal import build_record, put_record
 from forebay.drain.snapshots import Snapshots
 from forebay.drain.work import Stopped, Work
-from forebay.errors import ConflictError, DeadlineError, ForebayError, IncompleteError
+from forebay.errors import ConflictError, DeadlineError, ForebayError, IncompleteError, StoreError
 from forebay.format import names
 from forebay.format.messages import AgentConfig, Phase
 from forebay.storage.store import Store
@@ -89,7 +89,8 @@ class Finisher:
 
     async def commit(self, snapshot: Snapshot) -> None:
         """Make the manifest, on node 0, or await it; the snapshot then has its end."""
-        nodes = next(iter(snapshot.parts.values())).layout.nodes
+        # A journal that lost a line for a while may know that it was sealed, and nothing more.
+        nodes = next((part.layout.nodes for part in snapshot.parts.values()), None)
         work = self._gather if self._config.node == 0 else self._await_manifest
         try:
             await self._work.again(
@@ -108,10 +109,19 @@ class Finisher:
             await self._retain()
 
     def _finish(
-        self, work: Callable[[int, str, int], None], step: int, attempt: str, nodes: int
+        self, work: Callable[[int, str, int], None], step: int, attempt: str, nodes: int | None
     ) -> None:
         self._require_own_record(step, attempt)
+        if nodes is None:
+            nodes = self._nodes_of(step, attempt)
         work(step, attempt, nodes)
+
+    def _nodes_of(self, step: int, attempt: str) -> int:
+        """How many nodes a sealed snapshot has, by this node's record."""
+        own = read_one(self._durable, step, attempt, self._config.node)
+        if own is None:
+            raise StoreError(f"step {step}: the record of node {self._config.node} cannot be seen")
+        return own.record.nodes
 
     def _require_own_record(self, step: int, attempt: str) -> None:
         """Raise IncompleteError when what this node sealed is gone again: nobody need wait for it.
@@ -175,14 +185,13 @@ class Finisher:
     async def _retain(self) -> None:
         """Apply retention behind everything else; its failure is told and harms nothing."""
         if self._local is not None:
-            local, all_known = self._local, list(self._snapshots.all.values())
-            committed = {s.step for s in all_known if s.phase is Phase.COMMITTED}
-            busy = {s.step for s in all_known if not s.final}
-            await self._tidy(lambda: self._trim_local(local, committed, busy))
+            local = self._local
+            await self._tidy(lambda: self._trim_local(local))
         keep_last, keep_every = self._config.keep_last, self._config.keep_every
         if self._config.node == 0 and (keep_last is not None or keep_every is not None):
             keep = Keep(last=keep_last or 1, every=keep_every)
-            spared = {snapshot.step for snapshot in self._snapshots.unfinished}
+            # A job that went back to an older step commits below the newest: it keeps its own, too.
+            spared = {*self._steps(busy=True), *self._steps(busy=False)[-keep.last :]}
             await self._tidy(lambda: self._reclaim(keep, spared))
 
     async def _tidy(self, work: Callable[[], object]) -> None:
@@ -195,20 +204,28 @@ class Finisher:
         with self._reclaiming:  # two commits may end at once
             self._reclaimer.apply(keep, spared)
 
-    def _trim_local(self, local: Store, committed: set[int], busy: set[int]) -> None:
+    def _steps(self, *, busy: bool) -> list[int]:
+        """Steps that this agent is at work on, or those that it saw committed, the latest last."""
+        known = list(self._snapshots.all.values())  # at once: the loop's thread adds to it
+        return [s.step for s in known if (not s.final if busy else s.phase is Phase.COMMITTED)]
+
+    def _trim_local(self, local: Store) -> None:
         """Drop local images older than the last two committed steps, the record of each first.
 
-        ``committed`` are those of this agent's: of the last two, node 0 may have deleted one.
+        Of the last two, node 0 may have deleted one: those of this agent's are known without.
         """
+        committed = self._steps(busy=False)
         kept = sorted({*Catalog(self._durable).steps(), *committed})[-_LOCAL_KEPT:]
-        old = [
-            info.key
+        if len(kept) < _LOCAL_KEPT:
+            return
+        found = [
+            (name.step, info.key)
             for info in local.list(names.DATA_PREFIX)
-            if (name := names.parse_data_key(info.key)) is not None
-            and len(kept) == _LOCAL_KEPT
-            and name.step < kept[0]
-            and name.step not in busy
+            if (name := names.parse_data_key(info.key)) is not None and name.step < kept[0]
         ]
+        # Asked only now: what came meanwhile is known, and a job that went back saves older steps.
+        spared = {*self._steps(busy=True), *committed[-_LOCAL_KEPT:]}
+        old = [key for step, key in found if step not in spared]
         for key in sorted(old, key=lambda k: not k.endswith("record.json.zst")):
             local.delete(key)
 

@@ -214,7 +214,7 @@ def overtaken(snapshot: Snapshot, others: Iterable[Snapshot]) -> set[int]:
         if other.key == snapshot.key or other.base_attempt != snapshot.base_attempt:
             continue
         if any(
-            rank in other.parts and part.stamp.staged_s < other.parts[rank].stamp.staged_s
+            rank in other.parts and part.stamp.before(other.parts[rank].stamp)
             for rank, part in snapshot.parts.items()
         ):
             passed |= missing & set(other.parts)

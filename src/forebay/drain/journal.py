@@ -132,6 +132,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: AppendFile | None = None
+        self._ours: os.stat_result | None = None
         self._good_bytes = 0
         self._compact_bytes = COMPACT_BYTES
         self._lock = threading.Lock()
@@ -159,9 +160,11 @@ class Journal:
         fresh = self.path.with_suffix(".new")
         fresh.unlink(missing_ok=True)
         write_new(fresh, memoryview(data))
-        if fresh.stat().st_nlink > 1:  # `replay` would refuse it as planted
+        made = fresh.stat()
+        if made.st_nlink > 1:  # `replay` would refuse it as planted
             raise OSError(errno.EIO, "its hidden name cannot be taken away", str(fresh))
         fresh.replace(self.path)
+        self._ours = made
         self._good_bytes = len(data)  # at once: what is appended stands behind these bytes
         self._compact_bytes = max(COMPACT_BYTES, _GROWTH * len(data))
         sync_directory(self.path.parent)
@@ -173,6 +176,7 @@ class Journal:
             if self._file is None:
                 fresh = AppendFile(self.path)
                 try:
+                    self._require_ours(fresh)
                     # What a failed append left would hide every line behind it.
                     os.truncate(self.path, self._good_bytes)
                 except OSError:
@@ -188,10 +192,27 @@ class Journal:
             if self._good_bytes > self._compact_bytes:
                 self._compact()
 
+    def _require_ours(self, opened: AppendFile) -> None:
+        """Raise OSError when another agent's journal has the name by now.
+
+        A file that is new because the name was removed, or that was cut, is taken as it is.
+        """
+        found = opened.stat()
+        other = self._ours is not None and not os.path.samestat(found, self._ours)
+        if other and found.st_size:
+            raise OSError(errno.ESTALE, "another journal is there", str(self.path))
+        self._ours = found
+        if found.st_size < self._good_bytes:
+            ends = [end for _, end in read_journal(self.path.read_bytes())]
+            self._good_bytes = ends[-1] if ends else 0
+
     def _compact(self) -> None:
         """Begin anew with what matters. The line that was just written is durable either way."""
+        assert self._file is not None
         self._compact_bytes = _GROWTH * self._good_bytes  # where the disk refuses: not at each line
         with contextlib.suppress(OSError):
+            if not os.path.samestat(self._file.stat(), self.path.stat()):
+                return  # another agent has the name
             lines = [line for line, _ in read_journal(self.path.read_bytes())]
             self._restart(still_matter(lines))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -37,7 +38,7 @@ from forebay.format.messages import (
     config_digest,
     job_name,
 )
-from forebay.locks import may_be_held
+from forebay.locks import is_replaced, may_be_held
 from forebay.storage.address import open_home, open_store
 from forebay.storage.pace import Pace
 from forebay.storage.store import Store
@@ -52,9 +53,12 @@ _HANDOVER_LIMIT_S = 2.0
 
 
 class Agent:
-    """Serves the trainers of one job on one node until there is nothing left to do."""
+    """Serves the trainers of one job on one node until there is nothing left to do.
 
-    def __init__(self, directory: Path, config: AgentConfig) -> None:
+    ``lock`` is the descriptor of the directory's lock, which it holds.
+    """
+
+    def __init__(self, directory: Path, config: AgentConfig, lock: int) -> None:
         durable = open_store(
             config.run,
             single_writer=config.commit_mode == "single-writer",
@@ -67,13 +71,14 @@ class Agent:
             name = job_name(config.run, config.node)
             home, local = Path(config.local) / name, open_home(config.local, name)
         self._directory = directory
+        self._lock = lock
         self._config = config
         self._durable = durable
         self._local = local
-        self._shown_s = 0.0
+        self._shown_s = -math.inf
         self._limit_s = _STOP_LIMIT_S
         self._journal = Journal(journal_path(directory, home))
-        self._slots = Slots(directory)
+        self._slots = Slots(directory, self.is_replaced)
         self._work = Work(config.store_timeout_s)
         self._trainers = Trainers(directory, config.run, self)
         self._missing = Missing(self._trainers.lives)
@@ -133,7 +138,8 @@ class Agent:
             server.close()
             self._trainers.close()
             with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+                if not self.is_replaced():
+                    path.unlink(missing_ok=True)
             await self._work.stop(self._limit_s)
             self._journal.close()
             self._slots.close()
@@ -155,6 +161,14 @@ class Agent:
             except StoreError as error:
                 emit("sweep.failed", level=30, why=error)
 
+    def is_replaced(self) -> bool:
+        """True when another agent has this one's place in the directory.
+
+        Somebody removed the names, as systemd does for users who log out, and the job began anew:
+        what has those names now is not this agent's.
+        """
+        return is_replaced(self._lock, self._directory / AGENT_LOCK)
+
     def look(self) -> None:
         """Take over what is staged, give up what waits in vain."""
         if self._work.stopping:
@@ -170,10 +184,9 @@ class Agent:
 
     def _show(self) -> None:
         """Tell the ranks, once a second, how far their snapshots are and when they are durable."""
-        now_s = time.time()
-        if now_s - self._shown_s < _SHOW_S:
+        if time.monotonic() - self._shown_s < _SHOW_S:
             return
-        self._shown_s = now_s
+        self._shown_s, now_s = time.monotonic(), time.time()
         due = forecast(self.known(), now_s, self._durable.pace.bytes_per_s)
         for snapshot in self._snapshots.unfinished:
             self._trainers.show(snapshot, now_s, due.get(snapshot.key))
@@ -241,7 +254,7 @@ class Agent:
 
         The directory loses its name first: a rank that comes then makes a new one.
         """
-        if _held(self._directory):
+        if self.is_replaced() or _held(self._directory):
             return
         with contextlib.suppress(OSError):
             self._journal.path.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ import itertools
 import mmap
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,10 +50,15 @@ def _generation(name: str) -> int:
 
 
 class Slots:
-    """All arenas of a job's directory, mapped as they appear. Used by the agent's loop."""
+    """All arenas of a job's directory, mapped as they appear. Used by the agent's loop.
 
-    def __init__(self, directory: Path) -> None:
+    ``is_replaced`` says that another agent has this one's place by now: what has a name is for that
+    one, and this one goes on with arenas whose names are gone.
+    """
+
+    def __init__(self, directory: Path, is_replaced: Callable[[], bool] = lambda: False) -> None:
         self._directory = directory
+        self._is_replaced = is_replaced
         self._maps: dict[str, tuple[ArenaHead, mmap.mmap, memoryview, int]] = {}
         self._bad: set[tuple[str, int]] = set()
         self._taken: dict[tuple[str, int], tuple[int, int]] = {}  # fills, hold
@@ -64,6 +70,8 @@ class Slots:
         A rank's last arena stays mapped when its file is gone: the trainer still fills it, whoever
         removed the name (systemd does, for users who log out, unless told not to).
         """
+        if self._is_replaced():
+            return
         found = {path.name: path for path in self._directory.glob("rank-*.arena")}
         newest = {rank_of(name): name for name in sorted({*found, *self._maps}, key=_generation)}
         for name in list(self._maps):
@@ -111,9 +119,11 @@ class Slots:
 
     def occupied(self) -> list[Ticket]:
         """Slots STAGED or DRAINING that this agent has not taken yet, the oldest snapshot first."""
+        replaced = self._is_replaced()
         found = [
             ticket
-            for name, (head, _, view, _) in list(self._maps.items())
+            for name, (head, _, view, inode) in list(self._maps.items())
+            if not (replaced and _inode(self._directory / name) == inode)
             for slot in range(head.slots)
             if (ticket := self._ticket(name, head, view, slot)) is not None
         ]

@@ -35,7 +35,7 @@ from forebay.format.messages import (
     read_message,
     write_frame,
 )
-from forebay.locks import may_be_held
+from forebay.locks import is_free, may_be_held
 from forebay.private import peer_is_own
 from forebay.watch.events import emit
 
@@ -82,6 +82,9 @@ class Desk(Protocol):
     def status(self, *, settled: bool) -> StatusReply:
         """The state of everything."""
 
+    def is_replaced(self) -> bool:
+        """True when another agent has this one's place in the directory."""
+
 
 class Trainers:
     """Ranks that are connected, and those that took leave. Belongs to the loop's thread."""
@@ -107,14 +110,18 @@ class Trainers:
     def lives(self, rank: int, attempt: str) -> bool:
         """True while the rank's process of this attempt may still stage something.
 
-        It may be connected, or hold the rank's lock and be about to connect.
+        It may be connected, or hold the rank's lock and be about to connect. A process that it
+        forked (a data loader's) may keep the connection, and never the lock.
         """
+        lock = self._directory / f"rank-{rank:05d}.lock"
         known = self._connected.get(rank)
         if known is not None:
-            return known[0].attempt == attempt
-        if self._attempt not in ("", attempt):
+            # A lock is never to be asked for by its own process.
+            cannot_tell = known[0].pid == os.getpid() or self._desk.is_replaced()
+            return known[0].attempt == attempt and (cannot_tell or not is_free(lock))
+        if self._attempt not in ("", attempt) or self._desk.is_replaced():
             return False
-        return may_be_held(self._directory / f"rank-{rank:05d}.lock")
+        return may_be_held(lock)
 
     def tell(self, snapshot: Snapshot) -> None:
         """Tell every rank of the snapshot's attempt which phase it is in."""

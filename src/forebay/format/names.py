@@ -48,6 +48,18 @@ def check_attempt(attempt: str) -> str:
     return attempt
 
 
+def check_start(attempt: str) -> str:
+    """Return ``attempt`` when it may name a start of a job. Raises UsageError.
+
+    A dot is not for it: what follows one counts how often a start saved the same step.
+    """
+    if "." in attempt:
+        raise UsageError(
+            f"attempt: expected letters, digits, '_', '-' or '=', and no dot, found {attempt!r}"
+        )
+    return check_attempt(attempt)
+
+
 def cadence_key(step: int, attempt: str) -> str:
     """Key of node 0's word on whether a snapshot goes to the durable tier."""
     return f"cadence/{check_step(step):012d}-{check_attempt(attempt)}.json"

@@ -14,6 +14,7 @@ from typing import TypeAlias
 from forebay.errors import FormatError, StateError
 
 Key: TypeAlias = "str | int | float | bool | None"
+_MAX_BITS = 13_000  # Python writes no integer of very many more digits
 
 
 class Position(int):
@@ -27,6 +28,8 @@ def write_part(key: object) -> str:
     if key is None or isinstance(key, bool):
         return f"#{key}"
     if type(key) is int:
+        if key.bit_length() > _MAX_BITS:
+            raise StateError(f"a key is an integer of {key.bit_length()} bits: make it a str")
         return f"#{key}"
     if type(key) is float:
         return f"#{key.hex()}"

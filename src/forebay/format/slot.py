@@ -173,7 +173,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 class Stamp(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a ticket that each save writes anew; ``tree`` and ``own`` are write_tree bytes.
 
-    ``staged_s`` is Unix time when the copy ended, ``pause_s`` how long it took. ``durable`` says
+    ``staged_s`` is Unix time when the copy ended, ``since_boot_s`` by the clock that nobody sets,
+    0.0 where it was not taken; ``pause_s`` is how long the copy took. ``durable`` says
     whether this snapshot goes to the durable tier or stays near.
     """
 
@@ -184,6 +185,13 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True):
     durable: bool
     tree: bytes
     own: bytes
+    since_boot_s: float = 0.0
+
+    def before(self, other: Stamp) -> bool:
+        """Whether it was made before another one of the same start on the same node."""
+        if self.since_boot_s and other.since_boot_s:
+            return self.since_boot_s < other.since_boot_s
+        return self.staged_s < other.staged_s
 
 
 def read_ticket(control: bytes | memoryview, words: Words, name: str) -> tuple[Layout, Stamp]:

@@ -28,6 +28,10 @@ def resolve_url(url: str | os.PathLike[str]) -> str:
     text = os.fspath(url)
     if not text or "\0" in text:
         raise UsageError(f"store: {text!r}: expected a directory or a URL")
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # so does a name look whose bytes are no UTF-8
+        raise UsageError(f"store: {text!r}: its name is not valid UTF-8: choose another") from None
     if "://" not in text:
         return os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111 - text in, text out
     parts = urlsplit(text)

@@ -231,6 +231,10 @@ class AppendFile:
         os.fdatasync(self._fd)
         self._condemned = False
 
+    def stat(self) -> os.stat_result:
+        """Which file it is, whatever has its name by now."""
+        return os.fstat(self._fd)
+
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)

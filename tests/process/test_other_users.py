@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import forebay
 from forebay.capture.arena import claim_rank
 from forebay.errors import UsageError
 from forebay.format.messages import (
@@ -361,3 +362,32 @@ def test_a_second_start_names_the_live_one(
     assert len(attempts) == 2
     for ranks in jobs:
         ranks.kill()
+
+
+def test_modules_planted_where_a_trainer_runs_are_not_the_agents(
+    tmp_path: Path, runtime: Path, sticky: Path
+) -> None:
+    """A program takes modules from where it lies; `python -m` from where it is called."""
+    code = "open(arguments[0], 'w').write(arguments[1])"
+    for name in ("msgspec", "asyncio", "forebay"):
+        planted = (
+            f"open({str(sticky / 'ran')!r}, 'a').write({name!r} + chr(10))\nraise SystemExit(9)"
+        )
+        other(code, sticky / f"{name}.py", planted)
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import forebay\n"
+        f"with forebay.Checkpointer({str(tmp_path / 'run')!r}) as checkpointer:\n"
+        "    checkpointer.save(1, {'step': forebay.value(1)})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        cwd=sticky,
+    )
+    assert not (sticky / "ran").exists(), (sticky / "ran").read_text()
+    assert done.returncode == 0, done.stderr
+    assert forebay.open(tmp_path / "run").steps() == [1]

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from forebay import __version__
+import forebay
 from forebay.capture.ledger import Ledger
 from forebay.errors import AgentError, DeadlineError, FormatError, UsageError
 from forebay.format.messages import (
@@ -55,6 +55,14 @@ _RETRY_S = 0.5
 _START_S = 3.0
 _ENDING_S = 60.0
 _LOG_BYTES = 16 * 2**20
+_AGENT = "forebay.drain.agent"
+# As `python -m` does, but for the working directory: it may be one where others write, and `-m`
+# takes modules from there before all others. Where this very forebay lies is looked at last.
+_PROGRAM = f"""\
+import sys
+sys.path[:] = [*filter(None, sys.path), {str(Path(forebay.__file__).parents[1])!r}]
+from forebay.drain.agent import main
+sys.exit(main(sys.argv[2:]))"""
 
 
 @contextlib.contextmanager
@@ -289,8 +297,8 @@ class Link:
         if isinstance(answer, Refused):
             raise AgentError(f"agent: refused this rank: {answer.text}")
         raise AgentError(
-            f"agent: speaks another protocol than forebay {__version__}: stop it and let this "
-            "version start its own"
+            f"agent: speaks another protocol than forebay {forebay.__version__}: stop it and let "
+            "this version start its own"
         )
 
     def _spawn(self) -> None:
@@ -302,7 +310,7 @@ class Link:
         temporary.rename(self._directory / AGENT_CONFIG)
         fd = open_own(self._directory / AGENT_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.set_blocking(fd, True)
-        command = [sys.executable, "-m", "forebay.drain.agent", "--detach", str(self._directory)]
+        command = [sys.executable, "-c", _PROGRAM, _AGENT, "--detach", str(self._directory)]
         try:
             subprocess.run(  # noqa: S603 - our own interpreter, our own module
                 command,

@@ -13,7 +13,7 @@ import msgspec
 
 from forebay.capture import agree, layout
 from forebay.capture.copy import digest_of
-from forebay.capture.ledger import Ledger, Line, Tier
+from forebay.capture.ledger import Ledger, Line, Tier, as_timeout
 from forebay.capture.recall import Memory
 from forebay.capture.stage import Stage
 from forebay.capture.state import Walked
@@ -221,6 +221,7 @@ class Checkpointer:
             NotFoundError: no such step. MismatchError: checkpoint and target differ.
             DamagedError: stored bytes are not what was written, on every tier.
         """
+        timeout_s = as_timeout("restore", timeout_s)
         job = self._open_job()
         older_than: int | None = None
         while True:
@@ -290,7 +291,7 @@ class Checkpointer:
 
     def wait(self, tier: Tier = "durable", timeout_s: float = 600.0) -> None:
         """Wait until every snapshot taken so far has ended. Raises as ``Snapshot.wait``."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + as_timeout("wait", timeout_s)
         for line in self._ledger.open_lines():
             self._ledger.wait(line, tier, max(0.0, deadline - time.monotonic()))
 
@@ -304,7 +305,7 @@ class Checkpointer:
             return
         if self._job is not None:
             self._job.require_own()
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + as_timeout("close", timeout_s)
         late: list[int] = []
         for line in self._ledger.open_lines():
             try:

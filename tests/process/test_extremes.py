@@ -188,3 +188,21 @@ def test_a_tensor_of_eight_gib(roomy: Path, runtime: Path) -> None:
         assert checkpointer.restore({"w": target}) == 1
     assert torch.equal(tensor, target)
     print(f"one tensor of {nbytes} bytes, violations: 0")
+
+
+def test_a_wait_without_end_is_one_and_what_is_no_time_is_refused(
+    tmp_path: Path, runtime: Path
+) -> None:
+    endless, target = float("inf"), {"w": torch.zeros(3)}
+    with forebay.Checkpointer(tmp_path / "run") as checkpointer:
+        snapshot = checkpointer.save(1, {"w": torch.ones(3)})
+        snapshot.wait("durable", timeout_s=endless)
+        checkpointer.wait(timeout_s=1e12)
+        for wrong in (float("nan"), -1.0, "60"):
+            with pytest.raises(forebay.UsageError, match="timeout_s: expected 0 s or more"):
+                snapshot.wait(timeout_s=wrong)  # type: ignore[arg-type]
+            with pytest.raises(forebay.UsageError, match="restore: timeout_s: expected 0 s"):
+                checkpointer.restore(target, timeout_s=wrong)  # type: ignore[arg-type]
+        assert checkpointer.restore(target, timeout_s=endless) == 1
+        checkpointer.close(timeout_s=endless)
+    assert target["w"].tolist() == [1.0] * 3

@@ -17,6 +17,7 @@ from forebay.format import tree
 from forebay.format.digests import digest
 from forebay.format.slices import Box, Slice, TensorKey
 from forebay.format.stored import Stored, Table
+from forebay.restore.reads import Want, touched
 
 
 def entry(fqn: str, shape: tuple[int, ...], dtype: str = "uint8") -> tree.Tensor:
@@ -146,3 +147,16 @@ def test_a_box_is_found_where_it_is_stored(made: tuple[tuple[int, ...], list[Box
         assert row is None or table.row(row).slice.box == box
     assert list(find_rows(table, [TensorKey("other")], [Box.whole(shape)])) == [None]
     assert np.all(np.diff(table.bounds) >= 0)
+
+
+def test_numbers_that_fill_four_bytes_only_when_added() -> None:
+    """Three billion elements in slices of a billion: begin and end are apart by all 32 bits."""
+    shape, billion = (3 * 10**9,), 10**9
+    rows = [piece("w", shape, Box((n * billion,), (billion,)), n) for n in range(3)]
+    table = Table.of(rows)
+    check_cover([(entry("w", shape), None)], table)
+    want = Want(TensorKey("w"), "uint8", shape, Box((2_900_000_000,), (10,)))
+    assert touched([want], table).tolist() == [2]
+    twice = [*rows[:2], piece("w", shape, Box((1_900_000_000,), (1_100_000_000,)), 2)]
+    with pytest.raises(ConflictError, match="overlapping"):
+        check_cover([(entry("w", shape), None)], Table.of(twice))

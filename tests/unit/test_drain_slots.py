@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -123,6 +124,27 @@ def test_files_that_are_no_arenas_are_passed_over(tmp_path: Path, player: Player
     (tmp_path / "rank-00008.0.arena").symlink_to(tmp_path / player.arena)
     player.fill(1)
     assert [t.arena for t in opened(tmp_path).occupied()] == [player.arena]
+
+
+def test_an_arena_that_cannot_be_mapped_for_a_while_is_tried_again(
+    tmp_path: Path,
+    player: Player,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    player.fill(1)
+    with monkeypatch.context() as patch:
+        patch.setattr("forebay.drain.slots.mmap.mmap", no_memory)
+        slots = opened(tmp_path)
+        slots.refresh()
+        assert slots.occupied() == []
+    assert sum("arena.refused" in line for line in caplog.text.splitlines()) == 1
+    slots.refresh()
+    assert [t.stamp.step for t in slots.occupied()] == [1]
+    slots.close()
 
 
 def test_an_arena_replaced_under_its_name_is_mapped_anew(tmp_path: Path, player: Player) -> None:

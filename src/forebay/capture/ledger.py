@@ -15,6 +15,7 @@ Tier = Literal["memory", "local", "durable"]
 _AFTER_LOCAL = (Phase.LOCAL, Phase.UPLOADING, Phase.SEALED, Phase.COMMITTED, Phase.KEPT_NEAR)
 _EARLY = 64
 _REMEMBERED = 256
+_LONGEST_S = 365 * 86400.0
 _QUIET = (Phase.STAGED, Phase.LOCAL, Phase.UPLOADING, Phase.SEALED)
 
 
@@ -113,7 +114,7 @@ class Ledger:
         """
         if tier == "local" and not self._has_local:
             raise errors.UsageError("wait: this run has no local tier: give local=")
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + as_timeout("wait", timeout_s)
         with self._changed:
             while True:
                 if _reached(line, tier):
@@ -148,6 +149,13 @@ def _reached(line: Line, tier: Tier) -> bool:
     if line.phase is Phase.KEPT_NEAR:
         raise errors.UsageError(f"step {line.step}: stays near by durable_every; wait for 'local'")
     return line.phase is Phase.COMMITTED
+
+
+def as_timeout(call: str, timeout_s: object) -> float:
+    """A number of seconds that can be waited for; infinite is a year. Raises UsageError."""
+    if not isinstance(timeout_s, int | float) or not timeout_s >= 0:
+        raise errors.UsageError(f"{call}: timeout_s: expected 0 s or more, found {timeout_s!r}")
+    return min(float(timeout_s), _LONGEST_S)
 
 
 def error_of(kind: str, text: str) -> errors.ForebayError:

@@ -61,6 +61,7 @@ class Slots:
         self._is_replaced = is_replaced
         self._maps: dict[str, tuple[ArenaHead, mmap.mmap, memoryview, int]] = {}
         self._bad: set[tuple[str, int]] = set()
+        self._failed: set[tuple[str, int]] = set()
         self._taken: dict[tuple[str, int], tuple[int, int]] = {}  # fills, hold
         self._holds = itertools.count()
 
@@ -102,8 +103,11 @@ class Slots:
             mapping = mmap.mmap(fd, found.st_size)
             self._maps[name] = (head, mapping, memoryview(mapping), found.st_ino)
         except (FormatError, OSError) as error:  # this one alone: the others are looked at
-            self._bad.add((name, found.st_ino))
-            emit("arena.refused", level=40, why=error)
+            # A failure of the system may pass, and then nobody else would drain this rank.
+            bad = self._bad if isinstance(error, FormatError) else self._failed
+            if (name, found.st_ino) not in bad:
+                emit("arena.refused", level=40, why=error)
+            bad.add((name, found.st_ino))
         finally:
             os.close(fd)
 

@@ -33,7 +33,7 @@ from forebay.format.row_group import (
 )
 from forebay.format.stored import Ints, Stored, Table, Tables
 
-ROW_GROUP_ROWS = 16_384
+ROW_GROUP_ROWS = 65_536
 FEW_SLICES = 16
 FEW_GROUPS = b"forebay.few_groups"
 

@@ -260,8 +260,8 @@ class Geometry:
 
 
 def narrow(numbers: Ints) -> Ints:
-    """The same numbers in 4 bytes each, where they fit: a table holds millions of them."""
-    limit = 2**31 - 1
+    """The same numbers in 4 bytes each, where two of them can be added: there are millions."""
+    limit = 2**30 - 1
     if len(numbers) and (numbers.max() > limit or numbers.min() < -limit):
         return numbers.astype(np.int64, copy=False)
     return numbers.astype(np.int32, copy=False)

@@ -326,11 +326,11 @@ class Tables:
         self._dtypes: dict[str, int] = {}
         self._shapes: dict[tuple[int, ...], int] = {}
         self._keys: dict[str, int] = {}
-        self._parts: dict[str, list[Any]] = {name: [] for name in (*_NUMBERS, *_RAW)}
+        self._columns = {name: _Column(np.zeros(0, np.int32)) for name in _NUMBERS}
+        self._columns |= {name: _Column(np.zeros((0, 32), np.uint8)) for name in _RAW}
 
     def add(self, table: Table) -> None:
         """Take the rows of a table, which is not needed any more."""
-        parts = self._parts
         pairs: tuple[tuple[str, dict[Any, int], list[Any]], ...] = (
             ("fqn", self._fqns, table.fqns),
             ("dtype", self._dtypes, table.dtypes),
@@ -339,17 +339,13 @@ class Tables:
         )
         for name, known, values in pairs:
             numbers = _ints(known.setdefault(value, len(known)) for value in values)
-            parts[name].append(numbers[getattr(table, name)] if len(table) else numbers[:0])
+            self._columns[name].add(numbers[getattr(table, name)] if len(table) else numbers[:0])
         for name in ("owner", "rank", "offsets", "sizes", "start", *_RAW):
-            parts[name].append(getattr(table, name))
+            self._columns[name].add(getattr(table, name))
 
     def table(self) -> Table:
-        """All rows, in the order in which they came; there is nothing to add any more."""
-        columns: dict[str, Any] = {}
-        for name, parts in self._parts.items():
-            empty = np.zeros((0, 32), np.uint8) if name in _RAW else np.zeros(0, np.int32)
-            columns[name] = np.concatenate([empty, *parts])
-            parts.clear()  # one column after the other: never all of them twice
+        """All rows, in the order in which they came."""
+        columns: dict[str, Any] = {name: one.filled() for name, one in self._columns.items()}
         return Table(
             fqns=list(self._fqns),
             dtypes=list(self._dtypes),
@@ -357,6 +353,29 @@ class Tables:
             keys=list(self._keys),
             **columns,
         )
+
+
+class _Column:
+    """An array that grows in place: thousands of small ones, once freed, leave a heap of holes."""
+
+    def __init__(self, empty: npt.NDArray[Any]) -> None:
+        self._room = empty
+        self._count = 0
+
+    def add(self, values: npt.NDArray[Any]) -> None:
+        end = self._count + len(values)
+        kind = np.promote_types(self._room.dtype, values.dtype)
+        if end > len(self._room) or kind != self._room.dtype:
+            # What is never written to is no memory yet.
+            rows = max(end, 2 * len(self._room), _AT_ONCE)
+            larger = np.empty((rows, *self._room.shape[1:]), kind)
+            larger[: self._count] = self._room[: self._count]
+            self._room = larger
+        self._room[self._count : end] = values
+        self._count = end
+
+    def filled(self) -> npt.NDArray[Any]:
+        return self._room[: self._count]
 
 
 _NUMBERS = ("fqn", "owner", "dtype", "shape", "key", "rank", "offsets", "sizes", "start")

@@ -241,6 +241,9 @@ class Cluster:
             deadline = time.monotonic() + 2 * DEADLINE_S
             while True:
                 self.serve(node)
+                for rank in self.ranks:  # of an agent that died, each finds the next by itself
+                    if rank.layout.node == node:
+                        self.link(rank)
                 try:
                     reply = ask(
                         self.directory(node) / AGENT_SOCKET, AskSettled(timeout_s=DEADLINE_S), 90.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import random
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -187,3 +189,22 @@ def test_rows_that_lie_are_refused(column: str, value: pa.Array, why: str) -> No
     place = table.schema.get_field_index(column)
     with pytest.raises(FormatError, match=why):
         list(read_index(written(table.set_column(place, column, value))))
+
+
+def test_reading_loads_no_pandas() -> None:
+    """Where it is installed pyarrow imports it at many turns, which takes longer than the rest."""
+    code = (
+        "import sys; from forebay.format.index import read_index; "
+        "assert len(list(read_index(sys.stdin.buffer.read(), ['layer.00001']))) == 2; "
+        "assert 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], input=write_index(many(3)), check=True)
+
+
+def test_an_owner_that_no_rank_can_be_is_refused() -> None:
+    table = table_of(write_index(many(2)))
+    place = table.schema.get_field_index("owner")
+    for owner in (-1, -5):
+        wrong = table.set_column(place, "owner", pa.array([owner] * 4, pa.int32()))
+        with pytest.raises(FormatError, match="an owner below 0"):
+            list(read_index(written(wrong)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -155,8 +155,8 @@ def _table(rows: pa.Table, name: str) -> Table:
     keys, key = _numbered(rows["file"])
     shapes, shape = _distinct(*_lists(rows["shape"]))
     (ends, offsets), (other, sizes) = _lists(rows["offsets"]), _lists(rows["sizes"])
-    owner = rows["owner"].fill_null(NOBODY)
-    if pc.any(pc.less(rows["owner"], 0)).as_py():
+    owner = _owners(rows["owner"])
+    if owner.min(initial=NOBODY) < NOBODY:
         raise FormatError(f"{name}: an owner below 0")
     table = Table(
         fqns=fqns,
@@ -164,7 +164,7 @@ def _table(rows: pa.Table, name: str) -> Table:
         shapes=shapes,
         keys=keys,
         fqn=fqn,
-        owner=_numbers(owner),
+        owner=owner,
         dtype=dtype,
         shape=shape,
         key=key,
@@ -211,14 +211,29 @@ def _numbered(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
     values = array.dictionary.to_pylist()
     if array.null_count or any(type(value) is not str for value in values):
         raise FormatError("a row has no tensor, dtype or file")
-    return values, narrow(array.indices.to_numpy(zero_copy_only=False))
+    return values, narrow(_as_numpy(array.indices))
 
 
 def _numbers(column: pa.ChunkedArray) -> Ints:
     if column.null_count:
         raise FormatError("a row lacks a number")
-    numbers: Ints = narrow(column.cast(pa.int64()).to_numpy())
-    return numbers
+    return narrow(_as_numpy(column.cast(pa.int64()).combine_chunks()))
+
+
+def _owners(column: pa.ChunkedArray) -> Ints:
+    """Numbers, and NOBODY where there is none."""
+    array = column.combine_chunks()
+    owners = np.full(len(array), NOBODY, np.int64)
+    there = _as_numpy(pc.indices_nonzero(array.is_valid()).cast(pa.int64()))
+    given = _as_numpy(array.drop_null().cast(pa.int64()))
+    owners[there] = np.where(given < 0, NOBODY - 1, given)
+    return narrow(owners)
+
+
+def _as_numpy(numbers: pa.Array) -> Ints:
+    """The array's own memory. ``to_numpy`` would import pandas where that is installed."""
+    found: Any = np.from_dlpack(numbers)
+    return cast("Ints", found)
 
 
 def _lists(column: pa.ChunkedArray) -> tuple[Ints, Ints]:
@@ -226,8 +241,8 @@ def _lists(column: pa.ChunkedArray) -> tuple[Ints, Ints]:
     array = column.combine_chunks()
     if array.null_count or array.values.null_count:
         raise FormatError("a row lacks numbers")
-    ends = array.offsets.to_numpy()
-    numbers = array.values.cast(pa.int64()).to_numpy()[ends[0] : ends[-1]]
+    ends = _as_numpy(array.offsets)
+    numbers = _as_numpy(array.values.cast(pa.int64()))[ends[0] : ends[-1]]
     return ends - ends[0], narrow(numbers)
 
 

@@ -238,7 +238,7 @@ async def goes_on(site: Site, state: State, shards: Shards) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("most", "every"), [(6, 60), pytest.param(4096, 1, marks=pytest.mark.soak)]
+    ("most", "every"), [(5, 100), pytest.param(4096, 1, marks=pytest.mark.soak)]
 )
 def test_power_cuts_of_real_agents(
     memory: Path, monkeypatch: pytest.MonkeyPatch, most: int, every: int

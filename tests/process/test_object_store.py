@@ -82,15 +82,13 @@ def test_ranks_of_a_node_read_the_index_once(
     assert (got["index.parquet"], got["state.msgpack.zst"]) == (3, 1), got
 
 
-@pytest.mark.parametrize(
-    ("ranks", "first", "layout"), [(2, "fsdp", "hsdp"), (2, "fsdp", "plain"), (4, *["fsdp_tp"] * 2)]
-)
+@pytest.mark.parametrize("layout", ["hsdp", "plain"])
 def test_replicas_read_no_byte_twice(
-    proxy: FaultProxy, start_ranks: Callable[..., Ranks], ranks: int, first: str, layout: str
+    proxy: FaultProxy, start_ranks: Callable[..., Ranks], layout: str
 ) -> None:
-    """Restored by four ranks that hold much in common."""
+    """Restored by four ranks that hold all of it in common, or half."""
     url, model = run_url(), {"step": 3, "width": 256}
-    saved = start_ranks("save_trained", ranks, url=url, layout=first, **model).wait()
+    saved = start_ranks("save_trained", 2, url=url, layout="fsdp", **model).wait()
     before = len(proxy.requests)
     found = start_ranks("load_trained", 4, url=url, layout=layout, **model).wait()
     assert found[0] == saved[0]

@@ -12,7 +12,6 @@ from forebay.format.slices import (
     Box,
     Slice,
     TensorKey,
-    check_slice,
     find_overlap,
     missing_elements,
     runs_of,
@@ -112,26 +111,8 @@ def test_two_scalars_overlap() -> None:
     assert find_overlap([scalar, scalar]) == (scalar, scalar)
 
 
-@pytest.mark.parametrize(
-    ("shape", "box"),
-    [
-        ((4,), Box((0,), (5,))),
-        ((4,), Box((-1,), (2,))),
-        ((4,), Box((1,), (-1,))),
-        ((-4,), Box((0,), (0,))),
-        ((4,), Box((0, 0), (1, 1))),
-        ((4, 4), Box((0,), (1, 1))),
-        ((), Box((0,), (1,))),
-    ],
-)
-def test_a_box_outside_its_shape_is_refused(shape: tuple[int, ...], box: Box) -> None:
-    with pytest.raises(FormatError, match="model/w"):
-        check_slice(Slice(TensorKey("model/w"), "float32", shape, box))
-
-
 def test_bytes_of_a_slice() -> None:
     piece = Slice(TensorKey("w", 3), "bfloat16", (8, 4), Box((2, 0), (3, 4)))
-    check_slice(piece)
     assert piece.nbytes == 24
     assert str(piece.key) == "w (rank 3)"
     with pytest.raises(FormatError, match="int3"):

@@ -15,9 +15,8 @@ from forebay.format.manifest import MAX_MANIFEST_BYTES, Manifest, Ref, read_mani
 from forebay.format.packed import pack, unpack
 from forebay.format.record import MAX_RECORD_BYTES, Record, read_record
 from forebay.format.stored import Ints, Stored, Table
-from forebay.storage.reread import TRIES, read_checked
+from forebay.storage.reread import read_checked, reread
 from forebay.storage.store import Store
-from forebay.watch.events import emit
 
 MAX_TREE_BYTES = 1 << 30
 
@@ -155,31 +154,16 @@ class Catalog:
         if fqns is None:
             found = read_tables(self.checked(manifest.index, 1 << 34), None, where, choose)
         else:
-            found = iter(self._parts_of_index(manifest, fqns, where, choose))
+
+            def named() -> list[Table]:
+                file = ObjectFile(self.store, manifest.index)
+                return list(read_tables(file, fqns, where, choose))
+
+            found = iter(reread(named))
         for table in found:
             for key in table.keys:
                 names.require_within(key, manifest.step, manifest.attempt)
             yield table
-
-    def _parts_of_index(
-        self,
-        manifest: Manifest,
-        fqns: Sequence[str],
-        where: str,
-        choose: Callable[[Table], Ints] | None,
-    ) -> list[Table]:
-        """As ``read_checked`` has it: what was wrong on the way is read anew."""
-        from forebay.format.index import read_tables
-
-        for left in reversed(range(TRIES)):
-            file = ObjectFile(self.store, manifest.index)
-            try:
-                return list(read_tables(file, fqns, where, choose))
-            except DamagedError as error:
-                if not left:
-                    raise
-                emit("store.reread", level=30, why=error)
-        raise AssertionError
 
     def unfinished(self) -> list[Unfinished]:
         """Attempts without a manifest of their own, oldest step first."""

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from forebay.errors import FormatError
 from forebay.format.dtypes import element_type
 
 MAX_DIMS = 1024
@@ -83,17 +82,6 @@ class Slice:
     def nbytes(self) -> int:
         """Stored size in bytes."""
         return self.box.elements * element_type(self.dtype).item_bytes
-
-
-def check_slice(piece: Slice) -> None:
-    """Raise FormatError unless the box lies inside the shape and both are sane."""
-    if not is_sane(piece.shape):
-        raise FormatError(f"{piece.key}: a shape of {len(piece.shape)} dimensions is too large")
-    if any(n < 0 for n in piece.shape) or not piece.box.inside(piece.shape):
-        raise FormatError(
-            f"{piece.key}: box {piece.box.offsets}+{piece.box.sizes} "
-            f"does not lie inside shape {piece.shape}"
-        )
 
 
 def is_sane(shape: Sequence[int]) -> bool:

@@ -216,6 +216,7 @@ class Session:
         guesses = [self._node] if self._node < self._manifest.nodes else []
         share = -(-self._manifest.world_size // self._manifest.nodes)
         guesses.append(min(self._rank // share, self._manifest.nodes - 1))
+        guesses.append(self._rank % self._manifest.nodes)  # ranks dealt out in turn
         for node in dict.fromkeys((*guesses, *range(self._manifest.nodes))):
             record = self._catalog.record(self._manifest, node)
             if any(shard.rank == self._rank for shard in record.shards):

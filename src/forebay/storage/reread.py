@@ -15,15 +15,19 @@ _T = TypeVar("_T")
 
 
 def read_checked(store: Store, key: str, max_bytes: int, check: Callable[[bytes], _T]) -> _T:
-    """What ``check`` makes of the object's bytes. Raises as ``get``, and as ``check`` did last.
+    """What ``check`` makes of the object's bytes. Raises as ``get``, and as ``check`` did last."""
+    return reread(lambda: check(store.get(key, max_bytes=max_bytes)))
 
-    A transfer may go wrong where the object is right: only what ``check`` finds damaged each time
-    is damaged.
+
+def reread(read: Callable[[], _T]) -> _T:
+    """What ``read`` returns, which reads and checks. Raises as it did last.
+
+    A transfer may go wrong where the object is right: only what is found damaged each time is
+    damaged.
     """
     for left in reversed(range(TRIES)):
-        data = store.get(key, max_bytes=max_bytes)
         try:
-            return check(data)
+            return read()
         except DamagedError as error:
             if not left:
                 raise

@@ -52,7 +52,7 @@ def test_tables_are_joined(parts: list[list[Stored]]) -> None:
     tables = Tables()
     for part in parts:
         tables.add(Table.of(part))
-    assert list(tables.table()) == [row for part in parts for row in part]
+    assert list(tables.taken()) == [row for part in parts for row in part]
 
 
 @given(st.lists(pieces(), max_size=12))

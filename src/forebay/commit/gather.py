@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ import msgspec
 
 from forebay.commit import merge
 from forebay.commit.cover import check_cover, keep_one_copy
+from forebay.commit.spool import Spool
 from forebay.errors import (
     ConflictError,
     DamagedError,
@@ -25,7 +26,7 @@ from forebay.format.digests import digest
 from forebay.format.manifest import Ref
 from forebay.format.packed import pack, unpack
 from forebay.format.record import MAX_RECORD_BYTES, NO_COLUMNS, Record, read_slices
-from forebay.format.stored import NOBODY, Table, Tables
+from forebay.format.stored import Table
 from forebay.storage.reread import read_checked
 from forebay.storage.store import Store
 
@@ -47,7 +48,8 @@ class Gathered:
 class Checked:
     """A complete set of records: what the manifest says of it, merged entries, one of each slice.
 
-    ``refs`` are the records in node order; ``data_bytes`` is the size of all shards.
+    ``refs`` are the records in node order; ``data_bytes`` is the size of all shards; ``stored``
+    are the slices, of which all may be too many to hold.
     """
 
     run: str
@@ -58,7 +60,7 @@ class Checked:
     refs: tuple[Ref, ...]
     data_bytes: int
     entries: tuple[tree.Entry, ...]
-    stored: Table
+    stored: Spool
 
 
 def read_one(store: Store, step: int, attempt: str, node: int) -> Gathered | None:
@@ -101,7 +103,7 @@ class Gathering:
         self._own: list[tuple[tree.Tensor, int | None]] = []
         self._trees = merge.Trees()
         self._witnesses = merge.Witnesses()
-        self._tables = Tables()
+        self._slices = Spool(keep_one_copy)
         self._data_bytes = 0
 
     @property
@@ -136,7 +138,7 @@ class Gathering:
             self._own += [(entry, shard.rank) for entry in own]
             self._ranks.append(shard.rank)
             self._data_bytes += shard.nbytes
-        self._tables.add(one.table)
+        self._slices.add(one.table)
         if self._first is None:
             self._first = msgspec.structs.replace(
                 record, shards=[], trees=[], names=[], slices=NO_COLUMNS, witnesses=[]
@@ -155,13 +157,9 @@ class Gathering:
                 f"{self._nodes}"
             )
         self._check_ranks(first.world_size)
-        table = self._tables.table()
-        common = set(table.fqn[table.owner == NOBODY].tolist())
-        entries = self._trees.merged({table.fqns[number] for number in common})
-        self._witnesses.check(table)
-        kept = keep_one_copy(table)
+        entries = self._trees.merged(self._slices.common)
         tensors = [(entry, None) for entry in entries if isinstance(entry, tree.Tensor)]
-        check_cover([*tensors, *self._own], kept)
+        self._check_slices([*tensors, *self._own])
         return Checked(
             run=first.run,
             step=first.step,
@@ -171,8 +169,18 @@ class Gathering:
             refs=tuple(self._refs[node] for node in range(self._nodes)),
             data_bytes=self._data_bytes,
             entries=tuple(entries),
-            stored=kept,
+            stored=self._slices,
         )
+
+    def _check_slices(self, tensors: Iterable[tuple[tree.Tensor, int | None]]) -> None:
+        wanted: dict[str, list[tuple[tree.Tensor, int | None]]] = {}
+        for entry, owner in tensors:
+            wanted.setdefault(entry.fqn, []).append((entry, owner))
+        for part in self._slices.parts():
+            fqns = dict.fromkeys(key.fqn for key in part.tensors)
+            self._witnesses.check(part)
+            check_cover([one for fqn in fqns for one in wanted.pop(fqn, ())], part)
+        check_cover([one for rest in wanted.values() for one in rest], Table.of(()))
 
     def _check_ranks(self, world_size: int) -> None:
         ranks = sorted(self._ranks)

@@ -13,6 +13,7 @@ import forebay
 from forebay.commit.catalog import Catalog, pack_entries, unpack_entries
 from forebay.commit.gather import Checked, gather, read_one
 from forebay.commit.reclaim import delete_manifest_of
+from forebay.commit.spool import view
 from forebay.errors import ConflictError, DamagedError, IncompleteError, NotFoundError, StoreError
 from forebay.format import names, tree
 from forebay.format.digests import digest
@@ -26,6 +27,8 @@ from forebay.format.manifest import (
 )
 from forebay.storage.reread import read_checked
 from forebay.storage.store import CreateOutcome, Store
+
+_LARGE_BYTES = 256 * 2**20  # of an index: written in parts above
 
 
 class Verdict(enum.Enum):
@@ -47,15 +50,17 @@ def publish(
     its records were read; the manifest is then taken back.
     """
     # pyarrow is large: only the committer needs it
-    from forebay.format.index import joined_index, write_index
+    from forebay.format.index import joined_index, write_index, write_parts
 
     key = names.manifest_key(checked.step)
-    index = _put(
-        store,
-        names.index_key(checked.step, checked.attempt),
-        write_index(checked.stored),
-        lambda there, where: write_index(joined_index(there, where)),
-    )
+    with checked.stored.sink() as sink:
+        slices = write_parts(checked.stored.parts, sink)
+        index = _put(
+            store,
+            names.index_key(checked.step, checked.attempt),
+            view(sink),
+            lambda there, where: write_index(joined_index(there, where)),
+        )
     state = _put(
         store,
         names.state_key(checked.step, checked.attempt),
@@ -75,7 +80,7 @@ def publish(
         nodes=checked.nodes,
         data_bytes=checked.data_bytes,
         tensors=sum(isinstance(entry, tree.Tensor) for entry in checked.entries),
-        slices=len(checked.stored),
+        slices=slices,
         index=index,
         state=state,
         records=list(checked.refs),
@@ -124,7 +129,9 @@ def _withdraw_if_deleted(store: Store, checked: Checked) -> None:
     )
 
 
-def _put(store: Store, key: str, data: bytes, anew: Callable[[bytes, str], bytes]) -> Ref:
+def _put(
+    store: Store, key: str, data: bytes | memoryview, anew: Callable[[bytes, str], bytes]
+) -> Ref:
     """Write an object of the attempt; another committer of it may have written it already.
 
     Two versions of the software may encode the same content differently: what is there stands, if
@@ -142,7 +149,10 @@ def _put(store: Store, key: str, data: bytes, anew: Callable[[bytes, str], bytes
         return there
 
     try:
-        store.put(key, data)
+        if isinstance(data, memoryview) and data.nbytes > _LARGE_BYTES:
+            store.put_large(key, data)
+        else:
+            store.put(key, data)
     except ConflictError:
         data = read_checked(store, key, 1 << 34, read_back)
     return Ref(key, len(data), digest(data).hex())

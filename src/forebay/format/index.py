@@ -14,7 +14,7 @@ from __future__ import annotations
 import bisect
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -49,25 +49,42 @@ _COMPRESSION = {
 def write_index(stored: Table | Iterable[Stored]) -> bytes:
     """All slices as one Parquet file, sorted by FQN, owner and offsets."""
     table = stored if isinstance(stored, Table) else Table.of(stored)
-    few, many = _by_slices(table)
-    groups = str(-(-len(few) // ROW_GROUP_ROWS)).encode()
     sink = io.BytesIO()
+    write_parts(lambda: [table], sink)
+    return sink.getvalue()
+
+
+def write_parts(parts: Callable[[], Iterable[Table]], sink: IO[bytes]) -> int:
+    """As ``write_index``, a part at a time: the same bytes. Returns the number of slices.
+
+    ``parts`` is called twice and gives tables of whole tensors, in the order of their FQNs.
+    """
+    some, count = Tables(), 0
+    for part in parts():
+        few, many = _by_slices(part)
+        some.add(part.take(few))
+        count += len(many)
+    count += len(some)
+    groups = -(-len(some) // ROW_GROUP_ROWS)
+    metadata = {**SCHEMA.metadata, FEW_GROUPS: str(groups).encode()}
     with pq.ParquetWriter(
         sink,
-        SCHEMA.with_metadata({**SCHEMA.metadata, FEW_GROUPS: groups}),
+        SCHEMA.with_metadata(metadata),
         compression=_COMPRESSION,
         use_dictionary=list(NAMES),
         write_statistics=["fqn"],
         write_page_checksum=True,
     ) as writer:
-        for part in (few, many):
-            for at in range(0, len(part), ROW_GROUP_ROWS):
-                rows = to_arrow(table.take(part[at : at + ROW_GROUP_ROWS]))
-                writer.write_table(
-                    rows.replace_schema_metadata(writer.schema.metadata),
-                    row_group_size=ROW_GROUP_ROWS,
-                )
-    return sink.getvalue()
+
+        def write(rows: Iterable[tuple[Table, Ints]]) -> None:
+            for group in _row_groups(rows):
+                arrow = to_arrow(group).replace_schema_metadata(metadata)
+                writer.write_table(arrow, row_group_size=ROW_GROUP_ROWS)
+
+        held = some.taken()
+        write([(held, np.arange(len(held)))])
+        write((part, _by_slices(part)[1]) for part in parts())
+    return count
 
 
 def _by_slices(table: Table) -> tuple[Ints, Ints]:
@@ -75,6 +92,24 @@ def _by_slices(table: Table) -> tuple[Ints, Ints]:
     counts = np.diff(table.bounds)
     few = np.repeat(counts <= FEW_SLICES, counts)
     return table.order[few], table.order[~few]
+
+
+def _row_groups(pieces: Iterable[tuple[Table, Ints]]) -> Iterator[Table]:
+    """Rows of tables in tables of a row group each, the last one aside."""
+    left = Tables()
+    for table, rows in pieces:
+        at = 0
+        while at < len(rows):
+            some = table.take(rows[at : at + ROW_GROUP_ROWS - len(left)])
+            at += len(some)
+            if len(some) == ROW_GROUP_ROWS:
+                yield some
+                continue
+            left.add(some)
+            if len(left) == ROW_GROUP_ROWS:
+                yield left.taken()
+    if len(left):
+        yield left.taken()
 
 
 def read_index(
@@ -132,7 +167,7 @@ def joined_index(data: bytes, name: str = "index") -> Table:
     tables = Tables()
     for table in read_tables(data, None, name):
         tables.add(table)
-    return tables.table()
+    return tables.taken()
 
 
 def _may_hold(group: Group, wanted: list[str]) -> bool:

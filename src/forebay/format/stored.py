@@ -319,15 +319,18 @@ def _ints(numbers: Iterable[int]) -> Ints:
 
 
 class Tables:
-    """Tables put together as they come; ``table`` is all of them."""
+    """Tables put together as they come."""
 
     def __init__(self) -> None:
         self._fqns: dict[str, int] = {}
         self._dtypes: dict[str, int] = {}
         self._shapes: dict[tuple[int, ...], int] = {}
         self._keys: dict[str, int] = {}
-        self._columns = {name: _Column(np.zeros(0, np.int32)) for name in _NUMBERS}
-        self._columns |= {name: _Column(np.zeros((0, 32), np.uint8)) for name in _RAW}
+        self._columns = _no_columns()
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self._columns["fqn"])
 
     def add(self, table: Table) -> None:
         """Take the rows of a table, which is not needed any more."""
@@ -343,9 +346,17 @@ class Tables:
         for name in ("owner", "rank", "offsets", "sizes", "start", *_RAW):
             self._columns[name].add(getattr(table, name))
 
-    def table(self) -> Table:
-        """All rows, in the order in which they came."""
-        columns: dict[str, Any] = {name: one.filled() for name, one in self._columns.items()}
+    def taken(self) -> Table:
+        """The rows since the last time, in the order in which they came; names keep their numbers.
+
+        None is held here any more.
+        """
+        columns = {name: one.filled() for name, one in self._columns.items()}
+        self._columns = _no_columns()
+        return self.named(columns)
+
+    def named(self, columns: dict[str, Any]) -> Table:
+        """A table of columns whose numbers are those of the names that were taken."""
         return Table(
             fqns=list(self._fqns),
             dtypes=list(self._dtypes),
@@ -361,6 +372,9 @@ class _Column:
     def __init__(self, empty: npt.NDArray[Any]) -> None:
         self._room = empty
         self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
 
     def add(self, values: npt.NDArray[Any]) -> None:
         end = self._count + len(values)
@@ -380,3 +394,8 @@ class _Column:
 
 _NUMBERS = ("fqn", "owner", "dtype", "shape", "key", "rank", "offsets", "sizes", "start")
 _RAW = ("digest", "blocks")
+
+
+def _no_columns() -> dict[str, _Column]:
+    numbers = {name: _Column(np.zeros(0, np.int32)) for name in _NUMBERS}
+    return numbers | {name: _Column(np.zeros((0, 32), np.uint8)) for name in _RAW}

@@ -95,7 +95,7 @@ def commit(order: dict[str, Any]) -> dict[str, Any]:
     checking = time.perf_counter()
     _, manifest = publish(store, checked)
     ended = time.perf_counter()
-    digests = 32 * (len(checked.stored) + len(checked.stored.blocks))
+    digests = 32 * sum(len(part) + len(part.blocks) for part in checked.stored.parts())
     size = store.head(names.manifest_key(STEP))
     assert size is not None
     return {

@@ -14,7 +14,7 @@ from forebay.errors import ForebayError, MismatchError
 from forebay.format import tree
 from forebay.format.manifest import Manifest
 from forebay.format.record import Record, table_of
-from forebay.format.slices import TensorKey
+from forebay.format.slices import Box, TensorKey
 from forebay.format.stored import Stored
 from forebay.restore import replicas
 from forebay.restore.buffers import Buffers
@@ -248,7 +248,13 @@ class Session:
     def _own_slices(self, wants: list[Want]) -> Iterator[Stored]:
         if self._record is not None:
             table = table_of(self._record)
-            yield from table.take(touched(wants, table))
+            # Two ranks of the node may have stored the same piece; the index has one of the copies.
+            seen: set[tuple[TensorKey, Box]] = set()
+            for stored in table.take(touched(wants, table)):
+                place = (stored.slice.key, stored.slice.box)
+                if place not in seen:
+                    seen.add(place)
+                    yield stored
 
 
 def _covered(want: Want, stored: list[Stored]) -> bool:

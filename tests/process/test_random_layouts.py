@@ -220,3 +220,7 @@ def test_many_random_layouts_into_others() -> None:
     counts = run(range(CASES, CASES + SOAK_CASES))
     print(told(counts))
     assert counts["cases"] >= SOAK_CASES
+
+
+def test_a_piece_that_two_ranks_of_a_node_stored_comes_back() -> None:
+    assert run(range(276, 277))["cases"] == 1  # replicas that did not agree, on one node

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from forebay.errors import FullError
 from forebay.format.stored import NOBODY, Ints, Stored, Table, Tables, narrow
 
-MOST_ROWS = 2**21  # held at a time: about 250 MB with all that is worked out from them
+MOST_ROWS = 2**22  # held at a time: about 1 GB with all that is worked out from them
 
 _INT, _LONG, _SEAL = (np.dtype(kind) for kind in ("<i4", "<i8", "u1"))
 _BY_ROW = dict.fromkeys(("fqn", "owner", "dtype", "shape", "key", "rank"), _INT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import threading
 from collections.abc import Callable
@@ -10,9 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow.parquet as pq
 import pytest
 
+from forebay.commit import gather as gather_module
+from forebay.commit import publish as publish_module
 from forebay.commit.catalog import Catalog
 from forebay.commit.gather import Checked, gather
 from forebay.commit.publish import Verdict, commit_step, finish, publish
+from forebay.commit.spool import Spool
 from forebay.errors import (
     ConflictError,
     DamagedError,
@@ -225,3 +229,16 @@ def test_finish_asks_which_of_two_complete_attempts() -> None:
     assert finish(store, STEP)[1].attempt == "two"
     with pytest.raises(ConflictError, match="already committed by attempt two"):
         finish(store, STEP, "one")
+
+
+def test_slices_on_a_disk_and_a_large_index_are_committed_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain, spooled = MemoryStore(), MemoryStore()
+    _, expected = publish(plain, ready(plain))
+    monkeypatch.setattr(gather_module, "Spool", functools.partial(Spool, most_rows=1))
+    monkeypatch.setattr(publish_module, "_LARGE_BYTES", 0)
+    verdict, manifest = publish(spooled, ready(spooled))
+    assert verdict is Verdict.COMMITTED
+    assert (manifest.index, manifest.state) == (expected.index, expected.state)
+    assert publish(spooled, ready(spooled))[0] is Verdict.SAME

@@ -106,3 +106,21 @@ def test_a_shape_of_more_elements_than_there_can_be_is_refused() -> None:
     piece = Slice(TensorKey("w"), "complex128", (2**62,), Box((0,), (2**62,)))
     with pytest.raises(FormatError, match="larger than any store"):
         Table.of([Stored(piece, "f", 0, bytes(32), (), 0)]).check_boxes("x")
+
+
+@pytest.mark.parametrize(
+    ("shape", "box"),
+    [
+        ((4,), Box((0,), (5,))),
+        ((4,), Box((3,), (2,))),
+        ((-4,), Box((0,), (0,))),
+        ((4,), Box((0, 0), (1, 1))),
+        ((4, 4), Box((0,), (1,))),
+        ((), Box((0,), (1,))),
+    ],
+)
+def test_a_box_outside_its_shape_is_refused(shape: tuple[int, ...], box: Box) -> None:
+    piece = Slice(TensorKey("model/w"), "uint8", shape, box)
+    table = Table.of([Stored(piece, "file", 0, bytes(32), (), 0)])
+    with pytest.raises(FormatError, match="x: "):
+        table.check_boxes("x")

@@ -28,7 +28,7 @@ from forebay.format.manifest import (
 from forebay.storage.reread import read_checked
 from forebay.storage.store import CreateOutcome, Store
 
-_LARGE_BYTES = 256 * 2**20  # of an index: written in parts above
+_LARGE_BYTES = 256 * 2**20  # of one object: written in parts above
 
 
 class Verdict(enum.Enum):
@@ -149,8 +149,8 @@ def _put(
         return there
 
     try:
-        if isinstance(data, memoryview) and data.nbytes > _LARGE_BYTES:
-            store.put_large(key, data)
+        if len(data) > _LARGE_BYTES:
+            store.put_large(key, memoryview(data))
         else:
             store.put(key, data)
     except ConflictError:

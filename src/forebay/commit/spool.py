@@ -109,8 +109,14 @@ class Spool:
     @contextmanager
     def sink(self) -> Iterator[IO[bytes]]:
         """Where what is made of all slices can be written: memory, or a file as theirs is."""
-        with _temporary() if self.is_large else io.BytesIO() as file:
-            yield file
+        if not self.is_large:
+            yield io.BytesIO()
+            return
+        with _temporary() as file:
+            try:
+                yield file
+            except OSError as error:
+                raise _no_room(error, "cannot write the index") from error
 
     def _write_run(self) -> None:
         table = self._tables.taken()
@@ -129,10 +135,7 @@ class Spool:
                 file.write(column.reshape(-1).view(np.uint8).data)
             file.flush()
         except OSError as error:
-            raise FullError(
-                f"{_place()}: cannot take the slices of {len(self._runs)} parts and one of "
-                f"{len(table)} more: {error.strerror}: make room or name another place in TMPDIR"
-            ) from error
+            raise _no_room(error, f"cannot take {len(table)} slices more") from error
         self._runs.append(
             _Run(
                 names=[table.fqns[number] for number in table.fqn[firsts].tolist()],
@@ -161,17 +164,12 @@ class Spool:
         pieces: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in _KINDS}
         for run in self._runs:
             low, high = bisect.bisect_left(run.names, first), bisect.bisect_right(run.names, last)
-            for columns, bounds in (
-                (_BY_ROW, run.rows),
-                (_BY_NUMBER, run.numbers),
-                (_BY_BLOCK, run.blocks),
-            ):
-                for name in columns:
-                    pieces[name].append(self._read(run, name, int(bounds[low]), int(bounds[high])))
-        columns_of = {name: np.concatenate(pieces.pop(name)) for name in _KINDS}
-        return self._tables.named(
-            {n: c if n in _WIDE else narrow(c) for n, c in columns_of.items()}
-        )
+            for name in _KINDS:
+                bounds = run.numbers if name in _BY_NUMBER else run.rows
+                bounds = run.blocks if name in _BY_BLOCK else bounds
+                pieces[name].append(self._read(run, name, int(bounds[low]), int(bounds[high])))
+        columns = {name: np.concatenate(pieces.pop(name)) for name in _KINDS}
+        return self._tables.named({n: c if n in _WIDE else narrow(c) for n, c in columns.items()})
 
     def _read(self, run: _Run, name: str, low: int, high: int) -> npt.NDArray[Any]:
         assert self._file is not None
@@ -200,7 +198,10 @@ def _temporary() -> IO[bytes]:
     try:
         return tempfile.TemporaryFile(dir=_place())
     except OSError as error:
-        raise FullError(
-            f"{_place()}: no file for slices can be made there: {error.strerror}: name another "
-            "place in TMPDIR"
-        ) from error
+        raise _no_room(error, "cannot make a file for slices") from error
+
+
+def _no_room(error: OSError, what: str) -> FullError:
+    return FullError(
+        f"{_place()}: {what}: {error.strerror}: make room there or name another place in TMPDIR"
+    )

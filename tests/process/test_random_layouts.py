@@ -10,8 +10,11 @@ import pytest
 import torch
 
 import forebay
+from forebay.commit.publish import commit_step
+from forebay.format.slices import Box
 from forebay.storage.memory import MemoryStore
 from tests import paper
+from tests.build import ATTEMPT, STEP, Rank, entries_of, put_nodes
 from tests.layouts import DTYPES, Laid, Memory, bits, noise, random_layout, random_shape
 
 # Torch's own words about types that only few operators know; here they are copied or refused.
@@ -224,3 +227,20 @@ def test_many_random_layouts_into_others() -> None:
 
 def test_a_piece_that_two_ranks_of_a_node_stored_comes_back() -> None:
     assert run(range(276, 277))["cases"] == 1  # replicas that did not agree, on one node
+
+
+def test_two_copies_of_a_half_are_not_the_whole() -> None:
+    array = torch.arange(32.0).reshape(8, 4)
+    whole = array.numpy()
+    halves = Box((0, 0), (4, 4)), Box((4, 0), (4, 4))
+    rows = [
+        {rank: Rank(entries=entries_of(("w", whole))).part("w", whole, half) for rank in ranks}
+        for half, ranks in zip(halves, ((0, 1), (2, 3)), strict=True)
+    ]
+    store = MemoryStore()
+    put_nodes(store, rows)
+    _, manifest = commit_step(store, STEP, ATTEMPT, nodes=2, timeout_s=0.0)
+    targets = [{"w": torch.zeros(8, 4)} for _ in range(4)]
+    paper.restore(store, manifest, targets)
+    for target in targets:
+        assert torch.equal(target["w"], array)

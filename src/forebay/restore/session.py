@@ -248,7 +248,8 @@ class Session:
     def _own_slices(self, wants: list[Want]) -> Iterator[Stored]:
         if self._record is not None:
             table = table_of(self._record)
-            # Two ranks of the node may have stored the same piece; the index has one of the copies.
+            # Two ranks of the node may have stored the same piece: two copies of a half would count
+            # as the whole. The index has one of them.
             seen: set[tuple[TensorKey, Box]] = set()
             for stored in table.take(touched(wants, table)):
                 place = (stored.slice.key, stored.slice.box)
